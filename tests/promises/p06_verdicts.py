@@ -36,6 +36,7 @@ PAGE = 4096
 LABEL = "tag"
 NAME = "claim {:02} " + "x" * 230  # Long, so that each index of a SQLite file has several pages.
 SESSIONS = 30
+FEW = 12  # In files and in Postgres, where each session costs several calls in every trial.
 
 Contents = dict[str, tuple[Head, list[Entry]]]
 
@@ -275,7 +276,7 @@ class DamagedFiles:
     def __init__(self, directory: Path) -> None:
         self._root = directory / "state"
         self.address = f"files:{self._root}"
-        build(self.address)
+        build(self.address, sessions=FEW)
         self.good = read_good(self.address)
         self._kept = directory / "kept"
         shutil.copytree(self._root, self._kept)
@@ -338,7 +339,7 @@ class DamagedPostgres:
 
     def __init__(self, url: str) -> None:
         self.address = f"{url}?schema=verdicts&tenant=t&connections=2"
-        build(self.address, sessions=12)  # Few: each costs several statements in every trial.
+        build(self.address, sessions=FEW)
         self.good = read_good(self.address)
         self._schema = parse_address(self.address).schema
         self._db = psycopg.connect(url, autocommit=True)

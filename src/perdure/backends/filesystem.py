@@ -27,6 +27,10 @@ FIRST_PAUSE = 0.0002  # seconds; about as long as a commit on a fast disk
 
 LONGEST_PAUSE = 0.005  # seconds; long enough to spare the CPU, short compared to a slow sync
 
+STOPPED_WRITER_HINT = (
+    "try again later; if it was stopped in the middle of a write, resume or end that process"
+)
+
 MOUNTINFO = Path("/proc/self/mountinfo")
 
 

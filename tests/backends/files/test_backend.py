@@ -18,6 +18,7 @@ from perdure.backends import filesystem
 from perdure.backends.files.backend import FilesBackend
 from perdure.backends.files.disk import Disk
 from perdure.backends.files.format import file_stem
+from perdure.backends.files.stream_file import locate_stream
 from perdure.backends.protocol import Append, Backend, Entry
 from perdure.errors import (
     DamagedError,
@@ -355,6 +356,17 @@ class Gated(Disk):
         super().sync(fd)
 
 
+class Noting(Disk):
+    """Notes what was synced."""
+
+    def __init__(self) -> None:
+        self.synced: list[int] = []
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        self.synced.append(os.fstat(fd).st_ino)
+
+
 def test_a_reader_never_sees_what_is_not_synced(path: Path) -> None:
     backend = FilesBackend(path)
     append_all(backend, append_of("s", 1, 1, "old"), append_of("other", 1, 1))
@@ -364,9 +376,13 @@ def test_a_reader_never_sees_what_is_not_synced(path: Path) -> None:
     )
     writer.start()
     assert disk.reached.wait(60)
-    hasty = FilesBackend(path, timeout=0.05)
-    with pytest.raises(UnavailableError, match="holds the lock"):
-        list(hasty.read("s"))
+    noting = Noting()
+    hasty = FilesBackend(path, timeout=0.05, disk=noting)
+    with pytest.raises(UnavailableError, match=r"holds the lock.*resume or end that process"):
+        hasty.append([append_of("s", 3, 3)])
+    assert noting.synced == []
+    assert list(hasty.read("s")) == entries(1, 2), "it waits no longer, and does the writer's work"
+    assert noting.synced == [Path(locate_stream(str(path), "s").path).stat().st_ino]
     assert list(hasty.read("other")) == entries(1, 1), "another stream is not concerned"
     assert append_all(hasty, append_of("other", 2, 2)) == ["stored"]
     found: list[list[Entry]] = []
@@ -391,16 +407,18 @@ def test_a_new_stream_is_not_seen_before_its_name_is_durable(path: Path) -> None
         def sync(self, fd: int) -> None:
             Disk.sync(self, fd)
 
-    backend = FilesBackend(path, timeout=0.05)
+    noting = Noting()
+    backend = FilesBackend(path, timeout=0.05, disk=noting)
     disk = Late()
     writer = threading.Thread(
         target=lambda: FilesBackend(path, disk=disk).append([append_of("s", 1, 1)])
     )
     writer.start()
     assert disk.reached.wait(60)
-    assert only_file(path).exists()
-    with pytest.raises(UnavailableError):
-        list(backend.read("s"))
+    file = only_file(path)
+    noting.synced.clear()
+    assert list(backend.read("s")) == entries(1, 1)
+    assert noting.synced == [file.parent.stat().st_ino], "the reader made it durable"
     disk.gate.set()
     writer.join()
     assert list(backend.read("s")) == entries(1, 1)

@@ -165,9 +165,13 @@ def test_a_store_that_is_only_busy_is_not_taken_for_one_that_can_only_be_read(
     monkeypatch.setattr(connections_module, "why_read_only", lambda *_: "a test wants it so")
     other = apsw.Connection(str(path))
     other.execute("begin immediate")
-    with pytest.raises(UnavailableError, match="holds the lock"):
-        SqliteBackend(path, timeout=0.05)
+    backend = SqliteBackend(path, timeout=0.05)
+    assert list(backend.read("s")) == entries(1, 3)
+    with pytest.raises(UnavailableError, match=r"holds the lock.*resume or end that process"):
+        backend.append([append_of("s", 4, 4)])
     other.close()
+    assert append_all(backend, append_of("s", 4, 4)) == ["stored"]
+    backend.close()
 
 
 def test_a_file_that_goes_away_is_told_of(only_reading: SqliteBackend, path: Path) -> None:

@@ -13,7 +13,8 @@ and no part of a stream's name is part of a path.
 
 Each stream has its own lock, which a writer holds until its bytes are synced. A reader locks only
 if it finds bytes that are not known to be durable: it waits for the writer, or finds that the
-writer died and completes its work. Nothing is held between calls, so a process may fork.
+writer died and completes its work. It does not wait for a writer that was stopped: then it syncs
+what is there itself. Nothing is held between calls, so a process may fork.
 
 Dropped entries leave the stream's file at once. Torn bytes are kept unchanged, even if they contain
 entries that were stored again and dropped later. Disk blocks keep the content of an old file until
@@ -36,7 +37,7 @@ from perdure.backends.files.directory import (
     is_listed,
     require_folder,
 )
-from perdure.backends.files.disk import Disk, LockedFiles, translate_error
+from perdure.backends.files.disk import Disk, LockedFiles, lock_held_error, translate_error
 from perdure.backends.files.recovery import accept_tail, recover, rewrite_file
 from perdure.backends.files.stream_file import StreamFile, StreamLocation, locate_stream
 from perdure.backends.filesystem import (
@@ -60,6 +61,9 @@ from perdure.backends.watchers import Watchers
 from perdure.errors import DamagedError, PerdureError, UsageError
 
 LOCK_TIMEOUT = 60.0  # seconds; a writer may queue behind many syncs of a slow disk
+
+# seconds; longer than most syncs, after which a reader does the same work without the lock
+READ_LOCK_TIMEOUT = 0.25
 
 PAGE_ENTRIES = 256  # entries per page; the file is closed while the caller consumes a page
 
@@ -110,6 +114,8 @@ class FilesBackend:
     def _begin_in_this_process(self) -> None:
         self._pid = os.getpid()
         self._names_lock = threading.Lock()
+        self._waited: dict[str, int] = {}
+        """Files whose lock a reader waited for in vain, and their size at that time."""
         self._names = StreamNames(self._directory)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
@@ -283,8 +289,8 @@ class FilesBackend:
     ) -> T | None:
         """Call `use` with a file whose intact batches are all durable; None without a file.
 
-        Recovery needs the lock and write access. On read-only media the unsynced tail is accepted
-        as it is.
+        Recovery needs the lock and write access. While another process holds the lock, this one
+        syncs the unsynced tail and accepts it. On read-only media it is accepted as it is.
         """
         self._require_open()
         if not self._file_exists(location):
@@ -293,19 +299,44 @@ class FilesBackend:
             file = StreamFile(self._disk, open_file.fileno(), location)
             if file.is_fully_synced:
                 return use(file)
+        # The file of a writer that was stopped stays as it is: wait for it only once.
+        waited = self._waited.get(location.stem) == file.size
+        timeout = 0.0 if waited else min(READ_LOCK_TIMEOUT, self._directory.timeout)
         locks = LockedFiles(self._disk)
+        flags = os.O_RDWR
         try:
-            locked_file = self._directory.lock(locks, location.path)
-            return use(recover(locked_file, location, to_write=False))
+            locked_file = locks.try_lock(location.path, flags, timeout=timeout)
+            if locked_file is not None:
+                self._waited.pop(location.stem, None)
+                return use(recover(locked_file, location, to_write=False))
+            self._waited[location.stem] = file.size
         except OSError as error:
             if error.errno not in READ_ONLY_ERRNOS:
                 raise
+            flags = os.O_RDONLY
         finally:
             locks.close()
-        with self._disk.open(location.path) as open_file:
+        with self._disk.open(location.path, flags) as open_file:
             file = StreamFile(self._disk, open_file.fileno(), location)
-            accept_tail(file)
+            if flags == os.O_RDWR:
+                self._sync_tail(file, open_file.fileno())
+            else:
+                accept_tail(file)
             return use(file)
+
+    def _sync_tail(self, file: StreamFile, fd: int) -> None:
+        """Accept the tail of a file whose lock another process holds, once it is durable.
+
+        It must be shown: the other process may be recovering an append that was acknowledged.
+        """
+        if file.size > file.end:
+            self._disk.sync(fd)
+        if not file.file_header.mark.name_is_durable:
+            self._disk.sync_directory(file.location.directory)
+        try:
+            accept_tail(file)
+        except DamagedError as error:  # Perhaps, or the other process cuts off a failed append.
+            raise lock_held_error(self.name) from error
 
     def _load(self, location: StreamLocation, page: "_FilePage") -> PerdureError | None:
         """Load a page; return the error to raise after its entries were yielded."""

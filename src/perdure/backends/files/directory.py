@@ -35,7 +35,7 @@ from perdure.backends.files.format import file_stem, parse_file_header
 from perdure.backends.files.stream_file import FIRST_LINE_MAX, SUFFIX, StreamLocation
 from perdure.backends.filesystem import require_local
 from perdure.backends.guarantees import Acceptance, Check
-from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError, VersionError
+from perdure.errors import DamagedError, UnavailableError, UsageError, VersionError
 
 MARKER_FILE = "perdure-store"
 
@@ -73,17 +73,9 @@ class StoreDirectory(NamedTuple):
     name: str
     timeout: float
 
-    def lock(
-        self,
-        locks: LockedFiles,
-        path: str,
-        flags: int = os.O_RDWR,
-        *,
-        timeout: float | None = None,
-    ) -> LockedFile:
-        """Lock a file, as `LockedFiles.lock`, for up to `timeout` seconds if it is given."""
-        seconds = self.timeout if timeout is None else timeout
-        return locks.lock(path, flags, timeout=seconds, store=self.name)
+    def lock(self, locks: LockedFiles, path: str, flags: int = os.O_RDWR) -> LockedFile:
+        """Lock a file, as `LockedFiles.lock`."""
+        return locks.lock(path, flags, timeout=self.timeout, store=self.name)
 
     def open(self, acceptance: Acceptance) -> Check:
         """Create the directory, or check that it is a store. An existing store is only read.
@@ -350,11 +342,13 @@ class StreamNames:
         locks = LockedFiles(self._disk)
         try:
             path = names_path(directory)
-            names_file = locks.lock(path, os.O_RDWR, timeout=0, store=self._store)
+            names_file = locks.try_lock(path, os.O_RDWR, timeout=0)
+            if names_file is None:
+                return  # As below.
             listed = dict(_parse_lines(_read_list(self._disk, directory)))
             still_lost = [location for location in lost if location.stem not in listed]
             add_names(self._disk, names_file.fd, still_lost)
-        except (OSError, PerdureError):
+        except OSError:
             pass  # The next listing tries again.
         finally:
             locks.close()

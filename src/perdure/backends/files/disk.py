@@ -21,7 +21,7 @@ from io import FileIO
 from pathlib import Path
 from weakref import ref
 
-from perdure.backends.filesystem import sleep_for_lock
+from perdure.backends.filesystem import STOPPED_WRITER_HINT, sleep_for_lock
 from perdure.errors import DamagedError, PerdureError, UnavailableError
 
 # Do not follow symbolic links, do not block on pipes, do not translate newlines on Windows.
@@ -194,11 +194,18 @@ class LockedFiles:
 
     def lock(self, path: str, flags: int, *, timeout: float, store: str) -> "LockedFile":
         """Lock the file at a path. FileNotFoundError if there is none."""
+        locked_file = self.try_lock(path, flags, timeout=timeout)
+        if locked_file is None:
+            raise lock_held_error(store)
+        return locked_file
+
+    def try_lock(self, path: str, flags: int, *, timeout: float) -> "LockedFile | None":
+        """As `lock`; return None if another process still holds the lock after the timeout."""
         deadline = time.monotonic() + timeout
         while True:
             file = self._open(path, flags)
             if not _lock_until(self.disk, file.fileno(), deadline):
-                raise UnavailableError(store, "another process holds the lock")
+                return None
             if _is_still_at_path(file.fileno(), path):
                 return LockedFile(self, file)
             # Another file replaced it at this path while we waited for the lock: try that one.
@@ -307,6 +314,11 @@ _REASONS = {
     errno.ENFILE: ("too many files are open", "try again later"),
     errno.EIO: ("a read or write failed", "check the disk, then try again"),
 }
+
+
+def lock_held_error(store: str) -> UnavailableError:
+    """Return the error for a lock that another process did not release in time."""
+    return UnavailableError(store, "another process holds the lock", STOPPED_WRITER_HINT)
 
 
 def translate_error(error: Exception, store: str, stream: str = "") -> PerdureError:

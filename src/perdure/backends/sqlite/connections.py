@@ -1,7 +1,8 @@
 """The connections of one process to one SQLite file: a writer and readers, or readers only.
 
 Readers have their own connections, so that they do not wait for a commit's sync; each is borrowed
-for one page. `schema` opens and checks them.
+for one page. `schema` opens and checks them. Only a write waits for the lock of other writers: a
+store can be opened and read while another process is stopped in the middle of a write.
 
 SQLite keeps its locks in a list per process, and a child of `os.fork` inherits that list without
 the locks: even a new connection in the child would then write to a log that the parent may delete.
@@ -13,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -69,6 +70,8 @@ class ConnectionPool:
         self._log_identities: list[Identity] = []
         """Identities of the writer's -wal and -shm; empty while the writer is opened or closed."""
         self._writer: apsw.Connection | None = None
+        self._may_write = False
+        """Whether the writer is prepared; before that, it only keeps the log."""
         self._readers: list[apsw.Connection] = []
         self._loans: set[object] = set()
         """One for each reader that is in use."""
@@ -100,7 +103,7 @@ class ConnectionPool:
             self._require_open()
             try:
                 self._require_same_file()
-                writer = self._writer or self._open_writer()
+                writer = (self._may_write and self._writer) or self._prepared_writer()
                 if writer.in_transaction:  # A KeyboardInterrupt hit between two lines below.
                     writer.execute("rollback")
                 if begin:
@@ -125,6 +128,23 @@ class ConnectionPool:
                         self._writer.execute("rollback")
                     except apsw.Error:
                         self._poison()
+
+    def open(self) -> tuple[Check, ...]:
+        """Open the writer, without its lock, and return the settings that are active."""
+        has_log = schema.file_size(self._path + "-wal") > 0
+        with self._writing:
+            try:
+                self._require_same_file()
+                writer = self._open_writer()
+                if writer.readonly("main"):
+                    raise apsw.ReadOnlyError("the file is opened for reading only")
+                if has_log:
+                    # A process that holds the lock has done this before it wrote.
+                    with contextlib.suppress(apsw.BusyError), _without_waiting(writer, self._busy):
+                        self._rewrite_log_once(writer)
+                return check_settings(writer, self._name)
+            except DRIVER_ERRORS as error:
+                raise translate_error(error, self._name) from error
 
     def read(self, work: Callable[[apsw.Connection], T]) -> T:
         """Run `work` with a reader inside a transaction, so that all its reads see one snapshot."""
@@ -220,16 +240,24 @@ class ConnectionPool:
         return schema.open_writer(self._path, self._name, self._vfs, self._busy, first=first)
 
     def _open_writer(self) -> apsw.Connection:
+        self._may_write = False
         writer = self._open_checkpointed() if self._poisoned else self._open_one()
         try:
-            if not self._log_rewritten:
-                self._rewrite_log_once(writer)
-            self._prepare_writer(writer)
             _, *identities = self._identify()
         except BaseException:
-            self._readers.append(writer)  # Half prepared, it must not write. See `_poison`.
+            self._readers.append(writer)  # Not closed: see `_poison`.
             raise
         self._writer, self._log_identities = writer, identities
+        return writer
+
+    def _prepared_writer(self) -> apsw.Connection:
+        """Return the writer, ready for its first write; waits for others, as every write does."""
+        writer = self._writer or self._open_writer()
+        if not self._log_rewritten:
+            self._rewrite_log_once(writer)
+        schema.add_later_index(writer)
+        self._prepare_writer(writer)
+        self._may_write = True
         return writer
 
     def _rewrite_log_once(self, writer: apsw.Connection) -> None:
@@ -339,6 +367,16 @@ class ConnectionPool:
             self._begin_in_this_process()
 
 
+@contextlib.contextmanager
+def _without_waiting(connection: apsw.Connection, busy: Callable[[int], bool]) -> Iterator[None]:
+    """Let a connection raise BusyError at once, instead of waiting for a lock."""
+    connection.set_busy_handler(None)
+    try:
+        yield
+    finally:
+        connection.set_busy_handler(busy)
+
+
 def _leak(*connections: apsw.Connection | None) -> None:
     """Leak inherited connections: closing them in a child, even at exit, could harm the parent."""
     import ctypes  # imported here because it is rarely needed
@@ -401,7 +439,7 @@ def connect(
     busy = busy_handler(timeout)
     connections = ConnectionPool(path, name, vfs, busy)
     try:
-        return connections, connections.write("", lambda db: check_settings(db, name)), ""
+        return connections, connections.open(), ""
     except UnavailableError as error:
         reason = why_read_only(path, str(Path(path).parent))
         if not (reason and isinstance(error.__cause__, _NOT_WRITABLE) and os.access(path, os.R_OK)):

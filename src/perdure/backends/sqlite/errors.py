@@ -5,6 +5,7 @@ The texts carry SQLite's message, which names tables and constraints but never c
 
 import apsw
 
+from perdure.backends.filesystem import STOPPED_WRITER_HINT
 from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
 
 # The SQL is constant and tested: if SQLite rejects it, the schema is not the one that we wrote.
@@ -25,7 +26,7 @@ _CHECK_DIRECTORY = "check that its directory exists and that this user may write
 
 _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (apsw.FullError, "the disk is full", "free space, then try again"),
-    (apsw.BusyError, "another process holds the lock", "try again later"),
+    (apsw.BusyError, "another process holds the lock", STOPPED_WRITER_HINT),
     (apsw.LockedError, "another connection holds the lock", "try again later"),
     (apsw.CantOpenError, "the file cannot be opened", _CHECK_DIRECTORY),
     (apsw.ReadOnlyError, "the file cannot be written", _CHECK_PERMISSIONS),

@@ -141,13 +141,11 @@ def open_writer(
                 reason = "another process holds the lock while creating the store"
                 raise UnavailableError(name, reason)
             attempt += 1
-        lacks_index = _require_tables(connection, name)
+        _require_tables(connection, name)
         # A process killed between writing and syncing leaves entries in the log that SQLite has
         # just recovered. They can be read, but count as stored only after this sync. Nothing may be
         # written before it: `log_check` relies on that.
         sync_file(path + "-wal")
-        if lacks_index:
-            connection.execute(TABLES[LATER_INDEX].replace("INDEX", "INDEX if not exists", 1))
 
     _require_usable_path(path, name)
     _create_private(path, name)
@@ -391,10 +389,13 @@ def _create_tables(connection: apsw.Connection) -> None:
     in_transaction(connection, create)
 
 
-def _require_tables(connection: apsw.Connection, name: str) -> bool:
-    """Raise unless all tables exist; return whether the index that was added later is missing."""
+def _require_tables(connection: apsw.Connection, name: str) -> None:
     stored = dict(connection.execute("select name, sql from sqlite_schema where sql is not null"))
     for table, sql in TABLES.items():
         if stored.get(table, sql if table == LATER_INDEX else None) != sql:
             raise DamagedError(name, 0, f"its table or index {table!r} is missing or altered")
-    return LATER_INDEX not in stored
+
+
+def add_later_index(connection: apsw.Connection) -> None:
+    """Add the index that files of the same version lack if they are older."""
+    connection.execute(TABLES[LATER_INDEX].replace("INDEX", "INDEX if not exists", 1))

@@ -44,6 +44,7 @@ def test_json_has_stable_keys_and_exact_times(path: Path) -> None:
         "last_role": "user",
         "changed": claim["changed"],
         "labels": ["turn-open", "vip"],
+        "fields": {},
         "state": "live",
         "damage": None,
         "holder": None,

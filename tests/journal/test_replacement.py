@@ -61,7 +61,7 @@ def test_a_store_that_was_put_back_has_another_history(
 
 
 def test_a_store_without_the_session_has_another_history(history: History) -> None:
-    history.backend._streams.clear()
+    assert history.backend.remove("s", digest=history.backend._streams["s"].digest)
     error = history.find()
     assert error is not None
     assert error.head == 0

@@ -12,6 +12,7 @@ from perdure.aio.watch import watch_records
 from perdure.core import history, leases, verify
 from perdure.core.leases import LeaseHolder
 from perdure.core.replica import Replica
+from perdure.core.state.fields import decode_fields, labels_of
 from perdure.core.validation import require_int, require_timeout
 from perdure.core.verify import VerifyResult
 from perdure.core.view import ViewRequest
@@ -43,7 +44,13 @@ class AsyncSessionReader:
     @property
     def labels(self) -> frozenset[str]:
         """The session's labels: the caller's own, and those that perdure sets for its state."""
-        return self._replica.state.head_labels
+        state = self._replica.state
+        return state.head_labels - labels_of(state.fields)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that `describe` gave the session, by name. The dict is a copy."""
+        return decode_fields(self.id, self._replica.state.fields)
 
     @property
     def lease_holder(self) -> LeaseHolder | None:

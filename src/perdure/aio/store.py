@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet
 
 from perdure import events
@@ -22,10 +22,17 @@ from perdure.backends.addresses import (
     require_backend,
 )
 from perdure.backends.guarantees import Guarantees, guarantees_of
-from perdure.backends.protocol import AsyncBackend, require_atomic, require_recent
-from perdure.core import history, lifecycle, salvage
+from perdure.backends.protocol import (
+    AsyncBackend,
+    Head,
+    require_atomic,
+    require_order,
+    require_recent,
+)
+from perdure.core import fields, history, lifecycle, salvage
 from perdure.core.effects import listing
 from perdure.core.effects.listing import Approval
+from perdure.core.fields import SessionQuery, Where
 from perdure.core.lifecycle import SessionInfo
 from perdure.core.replay import guard
 from perdure.core.replay.guard import Guard
@@ -108,42 +115,69 @@ class AsyncStore:
         require_atomic(self._backend)
         return AsyncStoreBatch(self._driver, self._settings)
 
-    async def sessions(
+    async def sessions(  # noqa: PLR0913 - each is a choice of its own
         self,
         *,
         prefix: str = "",
         labels: Sequence[str] = (),
+        where: Where | None = None,
+        order: str | None = None,
         after: str = "",
+        limit: int | None = None,
         deleted: bool = False,
         recent: bool = False,
     ) -> AsyncIterator[SessionInfo]:
         """Yield the sessions in order of their ids, read page by page from the store.
 
-        Only sessions whose id begins with `prefix` and sorts after `after`, and that have all
-        `labels`; deleted ones only with `deleted`. With `recent`, the most recently changed session
-        comes first, and `after` cannot be given; UnsupportedError if the store does not record it.
+        Only sessions whose id begins with `prefix`, that have all `labels`, and the values in
+        `where` in the fields of `session.describe`: one value, or for one field a range as a tuple
+        (lowest, highest), both included, of which one may be None. At most `limit` sessions;
+        deleted ones only with `deleted`.
+
+        `order` is "id", the name of a field, "-" and its name for the highest value first, or
+        "-changed" for the last changed first, as with `recent`. Sessions without the field are left
+        out. The listing continues after the session `after`; "-changed" cannot. UnsupportedError if
+        the store has no such order.
         """
-        if recent:
-            if after:
-                raise UsageError("`after` is an id, so it cannot be combined with `recent`")
-            self._require_live("read")
-            lifecycle.require_filter(prefix, after, labels)
-            without = lifecycle.excluded_labels(deleted=deleted)
-            backend = require_recent(self._backend)
-            heads = backend.recent(prefix=prefix, labels=labels, without=without, headers=True)
-            async for head in heads:
-                yield lifecycle.session_info(head)
+        query = fields.parse_query(labels, where, order, recent=recent)
+        if query.recent and after:
+            raise UsageError("`after` is an id, so it cannot be combined with the last change")
+        lifecycle.require_filter(prefix, after, query.labels, limit)
+        self._require_live("read")
+        if limit == 0:
             return
-        cursor: str | None = after
-        limit = lifecycle.FIRST_PAGE
-        while cursor is not None:
-            steps = lifecycle.list_page(
-                prefix=prefix, after=cursor, labels=labels, deleted=deleted, limit=limit
-            )
-            page, cursor = await self._run(steps)
-            limit = lifecycle.PAGE
-            for head in page:
-                yield lifecycle.session_info(head)
+        remaining = limit
+        async for head in self._heads(query, prefix=prefix, after=after, deleted=deleted):
+            yield lifecycle.session_info(head)
+            if remaining is not None:
+                remaining -= 1
+                if not remaining:
+                    return
+
+    async def _heads(
+        self, query: SessionQuery, *, prefix: str, after: str, deleted: bool
+    ) -> AsyncIterator[Head]:
+        without = lifecycle.excluded_labels(deleted=deleted)
+        options: Any = {"prefix": prefix, "labels": query.labels, "without": without}
+        if query.recent:
+            async for head in require_recent(self._backend).recent(**options, headers=True):
+                yield head
+        elif query.order is not None:
+            backend = require_order(self._backend)
+            order = await self._run(fields.place_after(query.order, after))
+            async for head in backend.ordered(order, **options, headers=True):
+                yield head
+        else:
+            cursor: str | None = after
+            size = lifecycle.FIRST_PAGE
+            while cursor is not None:
+                steps = lifecycle.list_page(
+                    prefix=prefix, after=cursor, labels=query.labels, deleted=deleted, limit=size
+                )
+                page, cursor = await self._run(steps)
+                size = lifecycle.PAGE
+                for head in page:
+                    yield head
 
     async def records(
         self, id: str, *, after: int = 0, on_damage: OnDamage | None = None

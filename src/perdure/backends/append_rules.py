@@ -7,6 +7,7 @@ rules cannot disagree with other stores about a conflict or an idempotent resend
 from collections.abc import Callable, Sequence
 
 from perdure.backends.digests import digest_of
+from perdure.backends.fields import FIELD_BYTES_MAX, FIELD_MARK, FIELDS_MAX
 from perdure.backends.protocol import (
     CONFLICT,
     HEADER_MAX,
@@ -76,15 +77,21 @@ def _check_entries(append: Append) -> None:
 
 
 def _check_labels(append: Append) -> None:
-    if len(append.labels) > LABELS_MAX:
+    fields = [label for label in append.labels if FIELD_MARK in label]
+    if len(append.labels) - len(fields) > LABELS_MAX:
         raise UsageError(f"{append.stream!r} has more than {LABELS_MAX} labels: use fewer")
+    if len(fields) > FIELDS_MAX:
+        raise UsageError(f"{append.stream!r} has more than {FIELDS_MAX} fields: use fewer")
+    if len({label.partition(FIELD_MARK)[0] for label in fields}) < len(fields):
+        raise UsageError(f"{append.stream!r} has a field twice: give it one value")
     for label in append.labels:
         try:
             size = len(label.encode())
         except UnicodeEncodeError as error:
             raise UsageError(f"label {label!r} is not encodable as UTF-8: rename it") from error
-        if not 1 <= size <= LABEL_BYTES_MAX:
-            raise UsageError(f"label {label!r} must have 1 to {LABEL_BYTES_MAX} bytes of UTF-8")
+        longest = FIELD_BYTES_MAX if FIELD_MARK in label else LABEL_BYTES_MAX
+        if not 1 <= size <= longest:
+            raise UsageError(f"label {label!r} must have 1 to {longest} bytes of UTF-8")
 
 
 def decide(

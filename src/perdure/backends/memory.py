@@ -7,13 +7,17 @@ never blocks a writer.
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 from perdure.backends.append_rules import check, check_name, decide
 from perdure.backends.digests import digest_of
+from perdure.backends.fields import FieldOrder
 from perdure.backends.guarantees import Guarantees
+from perdure.backends.label_index import LabelIndex
 from perdure.backends.protocol import (
     ATOMIC,
     CHECK,
+    ORDER,
     RECENT,
     REMOVE,
     STORED,
@@ -23,6 +27,7 @@ from perdure.backends.protocol import (
     Head,
     Outcome,
     StreamFilter,
+    arrange,
 )
 from perdure.backends.watchers import Watchers
 from perdure.errors import DamagedError, UsageError
@@ -35,6 +40,7 @@ class _MemoryStream:
         self.entries: list[Entry] = []  # Without gaps: index = position - first.
         self.labels: frozenset[str] = frozenset()
         self.digest = ""
+        self.changed = 0
 
     @property
     def first(self) -> int:
@@ -56,7 +62,7 @@ class MemoryBackend:
     """
 
     name = "memory:"
-    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, ORDER, RECENT, REMOVE, WATCH})
     guarantees = Guarantees(
         "nothing",
         "one process",
@@ -69,6 +75,8 @@ class MemoryBackend:
     def __init__(self) -> None:
         # In the order of their last appends, for `recent`.
         self._streams: dict[str, _MemoryStream] = {}
+        self._changes = 0
+        self._index = LabelIndex(self._labels)
         self._closed = False
         self._lock = threading.Lock()
         self.watchers = Watchers()
@@ -127,10 +135,8 @@ class MemoryBackend:
     ) -> Iterator[Head]:
         """As `Backend.streams`; later writes are not listed."""
         with self._open():
-            names = sorted(name for name in self._streams if name > after)
-            heads = self._heads(
-                names, StreamFilter(prefix, labels, without, headers=headers), limit
-            )
+            choice = StreamFilter(prefix, labels, without, headers=headers)
+            heads = self._heads(self._index.names(choice, after), choice, limit)
         yield from heads
 
     def recent(
@@ -145,7 +151,31 @@ class MemoryBackend:
         """As `RecencyCapability.recent`; later writes are not listed."""
         with self._open():
             choice = StreamFilter(prefix, labels, without, headers=headers)
-            heads = self._heads(reversed(self._streams), choice, limit)
+            names: Iterable[str] = reversed(self._streams)
+            if choice.labels:
+                found = self._index.names(choice)
+                names = sorted(found, key=lambda name: self._streams[name].changed, reverse=True)
+            heads = self._heads(names, choice, limit)
+        yield from heads
+
+    def ordered(
+        self,
+        order: FieldOrder,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+        headers: bool = False,
+    ) -> Iterator[Head]:
+        """As `OrderCapability.ordered`; later writes are not listed."""
+        with self._open():
+            choice = StreamFilter(prefix, labels, without, headers=headers)
+            if choice.labels:  # One list has all streams with a label: few, as a rule.
+                heads = arrange(order, self._heads(self._index.names(choice), choice, None))
+                heads = heads[: None if limit is None else max(limit, 0)]
+            else:
+                heads = self._heads(self._index.ordered(order), choice, limit)
         yield from heads
 
     def drop(self, stream: str, *, before: int) -> None:
@@ -163,6 +193,7 @@ class MemoryBackend:
             state = self._streams.get(stream)
             if state is not None and state.digest != digest:
                 return False
+            self._index.changed.add(stream)
             self._streams.pop(stream, None)
             return True
 
@@ -179,12 +210,17 @@ class MemoryBackend:
         """Discard everything. Closing twice is harmless."""
         self._closed = True
         self._streams = {}
+        self._index = LabelIndex(self._labels)
         self.watchers.notify_all()
 
     def _head(self, name: str) -> Head | None:
         with self._open():
             state = self._streams.get(name)
             return None if state is None else _head(name, state)
+
+    def _labels(self, name: str) -> frozenset[str] | None:
+        state = self._streams.get(name)
+        return None if state is None else state.labels
 
     def _open(self) -> threading.Lock:
         if self._closed:
@@ -200,18 +236,21 @@ class MemoryBackend:
         outcome, missing = _decide(append, state)
         if missing:
             digest, end = digest_of(missing[-1].header), len(state.entries)
+            self._index.changed.add(append.stream)
+            self._changes += 1
+            changed = self._changes
             try:
                 self._streams.pop(append.stream, None)
             finally:  # No calls below: no signal handler can raise after a part of it.
                 state.entries[end:] = missing
-                state.labels, state.digest = append.labels, digest
+                state.labels, state.digest, state.changed = append.labels, digest, changed
                 self._streams[append.stream] = state
         return outcome
 
     def _heads(self, names: Iterable[str], choice: StreamFilter, limit: int | None) -> list[Head]:
         heads = (_head(name, self._streams[name]) for name in names)
-        matching = [choice.shown(head) for head in heads if choice.matches(head)]
-        return matching[: None if limit is None else max(limit, 0)]
+        matching = (choice.shown(head) for head in heads if choice.matches(head))
+        return list(islice(matching, None if limit is None else max(limit, 0)))
 
     def _page(self, stream: str, after: int, size: int, *, reverse: bool) -> list[Entry]:
         with self._open():

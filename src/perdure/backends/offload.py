@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.backends import fork_safety
+from perdure.backends.fields import FieldOrder
 from perdure.backends.interrupt_safety import AsyncWakeSignal, start_thread
 from perdure.backends.protocol import (
     Append,
@@ -24,6 +25,7 @@ from perdure.backends.protocol import (
     Outcome,
     require_atomic,
     require_check,
+    require_order,
     require_recent,
     require_remove,
     require_watch,
@@ -95,6 +97,10 @@ class ThreadedBackend:
     def recent(self, **options: Any) -> AsyncIterator[Head]:
         """As `RecencyCapability.recent`; UnsupportedError if the store does not declare it."""
         return self._iterate(partial(require_recent(self._backend).recent, **options))
+
+    def ordered(self, order: FieldOrder, **options: Any) -> AsyncIterator[Head]:
+        """As `OrderCapability.ordered`; UnsupportedError if the store does not declare it."""
+        return self._iterate(partial(require_order(self._backend).ordered, order, **options))
 
     async def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:  # noqa: ASYNC109 - as in `WatchCapability`
         """As `WatchCapability.watch`; UnsupportedError if the store does not declare it.

@@ -11,9 +11,10 @@ Rules for editing: optional abilities are declared capabilities with one method 
 a chapter in the contract suite.
 """
 
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol, cast, overload
 
+from perdure.backends.fields import FieldOrder
 from perdure.backends.guarantees import Guarantees
 from perdure.errors import DamagedError, UnsupportedError
 
@@ -29,6 +30,8 @@ DELETED = "deleted"  # The only label on the head of a deleted session.
 
 
 ATOMIC = "atomic"  # capability: the store implements `AtomicCapability`
+
+ORDER = "order"  # capability: the store implements `OrderCapability`
 
 RECENT = "recent"  # capability: the store implements `RecencyCapability`
 
@@ -56,6 +59,8 @@ class Entry(NamedTuple):
 
 class Append(NamedTuple):
     """Entries of one stream, in order and without gaps, and its head's labels after them.
+
+    A label may be a field and its value (`perdure.backends.fields`).
 
     `previous` is the digest of the entry before the first one, as in the head that it continues. If
     it is empty, the append `begins` its stream: earlier entries are a conflict.
@@ -315,6 +320,60 @@ def require_recent(backend: Backend | AsyncBackend) -> RecencyCapability | Async
     return cast("RecencyCapability | AsyncRecencyCapability", backend)
 
 
+class OrderCapability(Protocol):
+    """The method of a store with the capability `order`: list streams by the value of a field."""
+
+    def ordered(
+        self,
+        order: FieldOrder,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+        headers: bool = False,
+    ) -> Iterator[Head]:
+        """Yield heads as `Backend.streams` does, but only those with the field, and in its order.
+
+        The cost of a page does not depend on the number of streams. A stream whose field changes
+        during the listing may be yielded at its old place, at its new one, or at both.
+        """
+        ...
+
+
+class AsyncOrderCapability(Protocol):
+    """`OrderCapability` for callers in an event loop."""
+
+    def ordered(
+        self,
+        order: FieldOrder,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+        headers: bool = False,
+    ) -> AsyncIterator[Head]:
+        """As `OrderCapability.ordered`."""
+        ...
+
+
+@overload
+def require_order(backend: Backend) -> OrderCapability: ...
+
+
+@overload
+def require_order(backend: AsyncBackend) -> AsyncOrderCapability: ...
+
+
+def require_order(backend: Backend | AsyncBackend) -> OrderCapability | AsyncOrderCapability:
+    """Return the backend typed as `OrderCapability`, or raise UnsupportedError."""
+    if ORDER not in backend.capabilities:
+        reason = f"{backend.name} cannot list sessions by the values of a field"
+        raise UnsupportedError(reason, "list them by id, and sort them")
+    return cast("OrderCapability | AsyncOrderCapability", backend)
+
+
 class RemovalCapability(Protocol):
     """The method of a store with the capability `remove`: remove a stream entirely.
 
@@ -469,7 +528,8 @@ class StreamFilter:
         self.prefix = prefix
         self.labels = frozenset(labels)
         self.label = min(self.labels, default=None)
-        """The label to look streams up by, if the store has an index of labels."""
+        """The label to look streams up by; a store may set the one that the fewest streams have."""
+        self.label_is_rarest = False
         self.without = frozenset(without)
         self.matches_nothing = not self.labels.isdisjoint(self.without)
         """Whether no head can match."""
@@ -490,3 +550,10 @@ class StreamFilter:
             and self.without.isdisjoint(head.labels)
             and head.stream.startswith(self.prefix)
         )
+
+
+def arrange(order: FieldOrder, heads: Iterable[Head]) -> list[Head]:
+    """Return those of some heads that a listing in this order has, in this order."""
+    keyed = [(order.key(head.stream, head.labels), head) for head in heads]
+    chosen = [(key, head) for key, head in keyed if key is not None]
+    return [head for _, head in sorted(chosen, key=lambda item: item[0], reverse=order.reverse)]

@@ -1,16 +1,19 @@
 """`perdure ls`: list sessions by id or by recency, a page at a time."""
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
 import click
+import msgspec
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from perdure.backends.protocol import DELETED, Head, require_recent
-from perdure.cli.rendering import labels_text
+from perdure.backends.fields import FIELD_MARK, FieldOrder
+from perdure.backends.protocol import DELETED, Head, arrange, require_order, require_recent
+from perdure.cli.rendering import fields_text, labels_text
 from perdure.cli.stores import (
     BAD_NEWS,
     UNAVAILABLE,
@@ -18,6 +21,7 @@ from perdure.cli.stores import (
     OpenStore,
     StoreCommand,
     open_store,
+    require_head,
     store_option,
 )
 from perdure.cli.terminal import (
@@ -29,9 +33,17 @@ from perdure.cli.terminal import (
     terminal_width,
     timestamp,
 )
+from perdure.core.fields import Where, parse_query
 from perdure.core.leases import LeaseHolder
+from perdure.core.state.fields import split_labels
 from perdure.core.state.session_state import LEASED
-from perdure.errors import DamagedError, NotFoundError, UnsupportedError, VersionError
+from perdure.errors import (
+    DamagedError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+    VersionError,
+)
 from perdure.safe_text import safe
 from perdure.sync.store import Store
 from perdure.sync.verify import list_heads
@@ -55,11 +67,13 @@ Examples:
   perdure ls claim- --recent       ids with a prefix, last changed first
   perdure ls --label turn-open     sessions with an unfinished turn
   perdure ls --label leased        sessions that a worker holds
+  perdure ls --where customer=c-17 --order=-amount
+                                   by fields, highest amount first
   perdure ls --json --limit 0      all sessions, for a program
 
 \b
 With --json, each line is an object: id, messages, position, last_role,
-changed (ISO 8601, UTC), labels, state (live, deleted, damaged, or newer if a
+changed (ISO 8601, UTC), labels, fields, state (live, deleted, damaged, or newer if a
 newer perdure wrote it), damage (null, or why it cannot be read) and holder
 (null, or epoch, who and ttl of the lease). Unknown values are null.
 """
@@ -75,11 +89,23 @@ class SessionRow(NamedTuple):
     changed: datetime | None
     damage: str | None = None
     holder: LeaseHolder | None = None
+    fields: dict[str, Any] | None = None
+
+
+WHERE_HELP = """Only sessions with this value of a field, or one in a range LOW..HIGH, of which
+one may be missing. Numbers, true, false and times with a zone are not texts, unless they are
+quoted: 'zip="12345"'. Repeatable."""
 
 
 @click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("prefix", default="")
 @click.option("--label", "labels", multiple=True, help="Only sessions with this label. Repeatable.")
+@click.option("--where", multiple=True, metavar="FIELD=VALUE", help=WHERE_HELP)
+@click.option(
+    "--order",
+    metavar="FIELD",
+    help="Sort by a field; -FIELD: highest first; -changed: as --recent. Others are left out.",
+)
 @click.option("--recent", is_flag=True, help="Sort by last change, newest first.")
 @click.option(
     "--limit",
@@ -118,7 +144,8 @@ def ls(address: str | None, *, as_json: bool, limit: int, **filters: Any) -> Non
             last = row.head.stream
         _report_empty(source, filters, count, as_json=as_json)
         if limit and next(heads, None) is not None:
-            _report_more(count, last, recent=filters["recent"])
+            recent = filters["recent"] or filters["order"] == "-changed"
+            _report_more(count, last, recent=recent)
     if "damaged" in states:
         echo("Some of these sessions are damaged: run `perdure verify`.", err=True, style="red")
         raise SystemExit(BAD_NEWS)
@@ -126,21 +153,79 @@ def ls(address: str | None, *, as_json: bool, limit: int, **filters: Any) -> Non
         raise SystemExit(UNAVAILABLE)
 
 
-def _heads(
+def _heads(  # noqa: PLR0913 - each is an option
     source: OpenStore,
     *,
     prefix: str,
     labels: tuple[str, ...],
+    where: tuple[str, ...],
+    order: str | None,
     recent: bool,
     after: str,
     deleted: bool,
 ) -> Iterator[Head | DamagedError]:
-    if recent:
+    try:
+        query = parse_query(labels, parse_where(where), order, recent=recent)
+    except UsageError as error:
+        raise click.UsageError(str(error)) from error
+    if query.recent:
         if after:
             raise click.UsageError("--after is an id: with --recent, use a larger --limit.")
-        return most_recent(source, prefix, labels, deleted=deleted)
+        return most_recent(source, prefix, query.labels, deleted=deleted)
     without = () if deleted else (DELETED,)
-    return list_heads(source.backend, prefix=prefix, after=after, labels=labels, without=without)
+    options: Any = {"prefix": prefix, "labels": query.labels, "without": without}
+    if query.order is None:
+        return list_heads(source.backend, after=after, **options)
+    place = query.order
+    if after:
+        key = FieldOrder(place.field).key(after, require_head(source, after).labels)
+        if key is None:
+            raise click.UsageError(f"--after: {safe(after)!r} has no field {place.field!r}.")
+        place = place._replace(after=key)
+    return _by_field(source, place, options)
+
+
+def parse_where(texts: tuple[str, ...]) -> Where:
+    """Return the fields of `--where` options, each with a value or a range."""
+    where: dict[str, Any] = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark or name in where:
+            raise click.UsageError("--where needs FIELD=VALUE, once for each field.")
+        low, is_range, high = value.partition("..")
+        if is_range and not value.startswith('"'):
+            where[name] = tuple(parse_value(end) if end else None for end in (low, high))
+        else:
+            where[name] = parse_value(value)
+    return where
+
+
+def parse_value(text: str) -> Any:
+    """Return the value that a text on the command line means: JSON, a time, or the text itself."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        pass
+    else:
+        if isinstance(value, str | int | float):
+            return value
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return text if time.tzinfo is None else time
+
+
+def _by_field(source: OpenStore, order: FieldOrder, options: Any) -> Iterator[Head | DamagedError]:
+    """List sessions in the order of a field; a store that cannot is read in full and sorted."""
+    try:
+        yield from require_order(source.backend).ordered(order, **options)
+    except UnsupportedError:
+        found = list(list_heads(source.backend, **options))
+        yield from (head for head in found if isinstance(head, DamagedError))
+        yield from arrange(order, (head for head in found if isinstance(head, Head)))
+    except DamagedError as error:
+        yield error
 
 
 def most_recent(
@@ -181,7 +266,7 @@ def _report_empty(source: OpenStore, filters: dict[str, Any], count: int, *, as_
     """Report an empty list; it is an error only if there was a filter."""
     if count:
         return
-    if any(filters[key] for key in ("prefix", "labels", "after")):
+    if any(filters[key] for key in ("prefix", "labels", "where", "order", "after")):
         raise NoMatchError(f"No session in {source.name} matches.")
     if not as_json:
         echo(f"{source.name} has no sessions.")
@@ -198,6 +283,8 @@ def read_row(store: Store, head: Head | DamagedError) -> SessionRow | None:
         return SessionRow(
             Head(head.stream, 0, "", frozenset()), "damaged", None, None, None, head.reason
         )
+    # The line has what was read from the session: a label of the head may be a field.
+    head = head._replace(labels=frozenset(text for text in head.labels if FIELD_MARK not in text))
     try:
         if DELETED in head.labels:
             (record, *_) = store.records(head.stream, after=head.position - 1)
@@ -207,7 +294,9 @@ def read_row(store: Store, head: Head | DamagedError) -> SessionRow | None:
             (record,) = islice(session.records(after=session.position - 1), 1)
             current = head._replace(position=session.position, labels=session.labels)
             facts = (len(session), role and str(role), record.time)
-            return SessionRow(current, "live", *facts, holder=session.lease_holder)
+            return SessionRow(
+                current, "live", *facts, holder=session.lease_holder, fields=session.fields
+            )
     except NotFoundError:
         return None
     except DamagedError as error:
@@ -224,6 +313,7 @@ def _row_json(row: SessionRow) -> dict[str, Any]:
         "last_role": row.last_role,
         "changed": timestamp(row.changed) if row.changed else None,
         "labels": sorted(row.head.labels),
+        "fields": msgspec.to_builtins(row.fields or {}),
         "state": row.state,
         "damage": row.damage,
         "holder": _holder_json(row.holder) if row.holder else None,
@@ -235,17 +325,25 @@ def _holder_json(holder: LeaseHolder) -> dict[str, Any]:
 
 
 def _labels_cell(row: SessionRow) -> str:
-    """Return the labels of a session; the lease label names the lease holder."""
-    text = labels_text(row.head.labels - {LEASED})
-    if row.holder is None:
-        return text
-    held = f"leased by {first_line(row.holder.who, HOLDER_WIDTH)}"
-    return f"{held}, {text}" if text else held
+    """Return the labels and fields of a session; the lease label names the lease holder."""
+    texts = [labels_text(row.head.labels - {LEASED}), fields_text(row.fields or {})]
+    if row.holder is not None:
+        texts.insert(0, f"leased by {first_line(row.holder.who, HOLDER_WIDTH)}")
+    return ", ".join(text for text in texts if text)
+
+
+def _listed_row(head: Head) -> SessionRow:
+    """Return the line of a session as far as the list has it."""
+    try:
+        labels, fields = split_labels(head.stream, head.labels)
+    except DamagedError:
+        labels, fields = frozenset(), {}
+    return SessionRow(head._replace(labels=labels), "live", None, None, None, fields=fields)
 
 
 def _id_width(heads: list[Head]) -> int:
     """Return the width of the column of ids: the longest id, unless labels need the room."""
-    labels = max((cell_len(labels_text(head.labels)) for head in heads), default=0)
+    labels = max((cell_len(_labels_cell(_listed_row(head))) for head in heads), default=0)
     room = max(terminal_width() - 1 - CELLS_WIDTH - max(labels, LABELS_MIN), ID_MIN)
     longest = max((cell_len(safe(head.stream)) for head in heads), default=room)
     return min(max(longest, len("session")), room)

@@ -8,6 +8,7 @@ texts are returned as stored, so callers must pass them through `perdure.cli.ter
 
 import json
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +29,7 @@ from perdure.journal.records import (
     Deleted,
     EffectIntended,
     EffectSettled,
+    FieldsChanged,
     IndexPage,
     LabelsChanged,
     LeaseChange,
@@ -219,9 +221,8 @@ def messages_text(messages: Sequence[IncomingMessage]) -> str:
 
 def _render_other(content: Content) -> RenderedRecord:
     match content:
-        case LabelsChanged(add=add, remove=remove):
-            marks = [f"+{label}" for label in add] + [f"-{label}" for label in remove]
-            return RenderedRecord(f"labels {safe(' '.join(marks))}")
+        case LabelsChanged() | FieldsChanged():
+            return RenderedRecord(_change_text(content))
         case Branched(parent=parent, at=at):
             return RenderedRecord(f"branch of {safe(parent)} at {at}: shared up to here")
         case BranchKept(branch=branch) if branch:
@@ -387,6 +388,26 @@ def one_line(record: Record) -> str:
     """Render a record on one line, not yet safe to print."""
     heading, text = render_record(record.content, record.id)
     return f"{heading}: {text}" if text else heading
+
+
+def _change_text(content: LabelsChanged | FieldsChanged) -> str:
+    if isinstance(content, FieldsChanged):
+        return f"fields {fields_text(content.fields)}"
+    marks = [f"+{label}" for label in content.add] + [f"-{label}" for label in content.remove]
+    return f"labels {safe(' '.join(marks))}"
+
+
+def fields_text(fields: dict[str, Any]) -> str:
+    """Return fields with their values, comma-separated and safe to print; None is left empty."""
+    return safe(", ".join(f"{name}={_field_text(value)}" for name, value in fields.items()))
+
+
+def _field_text(value: Any) -> str:
+    if isinstance(value, dict):  # A time, as a record has it.
+        (value,) = value.values()
+    if isinstance(value, datetime):
+        value = value.isoformat()
+    return "" if value is None else value if isinstance(value, str) else _json(value)
 
 
 def labels_text(labels: frozenset[str]) -> str:

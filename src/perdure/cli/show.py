@@ -13,6 +13,7 @@ from perdure.cli.rendering import (
     RenderedRecord,
     damage_json,
     data_summary,
+    fields_text,
     labels_text,
     messages_text,
     raw_json,
@@ -40,6 +41,7 @@ from perdure.cli.terminal import (
     timestamp_seconds,
     wrap_lines,
 )
+from perdure.core.state.fields import split_labels
 from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError
 from perdure.journal.records import (
     BranchKept,
@@ -97,8 +99,11 @@ class SessionView:
                 facts.append(Text(holder, "yellow"))
         else:
             facts = [Text(f"position {head.position}"), Text("DAMAGED", "bold red")]
-        if head.labels:
-            facts.append(Text(f"labels {labels_text(head.labels)}"))
+        labels, fields = split_labels(head.stream, head.labels)
+        if labels:
+            facts.append(Text(f"labels {labels_text(labels)}"))
+        if fields:
+            facts.append(Text(fields_text(fields)))
         echo(Text(", ").join(facts))
         if at is not None and at < head.position:
             echo(f"State at position {at}; the counts above are current.", style="bold")

@@ -10,9 +10,11 @@ from typing import Any
 
 from perdure.backends.protocol import Append
 from perdure.core import annotations
+from perdure.core.fields import change_fields
 from perdure.core.messages import append_parsed, make_attribution, parse_all
 from perdure.core.plans import Plan, RecordBatch, TurnOwnership
 from perdure.core.replica import Replica
+from perdure.core.state.fields import FieldValue
 from perdure.core.validation import require_int, require_record_id
 from perdure.core.values import delete_value, set_value
 from perdure.errors import (
@@ -180,6 +182,10 @@ class BatchWriter:
         """Add or remove labels, by which `store.sessions` finds the session."""
         plan = annotations.change_labels(self._plans.replica, add, remove)
         self._add(plan, "label", [*add], [*remove])
+
+    def describe(self, **fields: FieldValue | None) -> None:
+        """Set fields, by which `store.sessions` finds and sorts sessions; None removes one."""
+        self._add(change_fields(self._plans.replica, fields), "describe", fields)
 
     def pin(self, position: int) -> None:
         """Pin the message at a position: every window includes it."""

@@ -56,6 +56,7 @@ CONFLICT_RULES: dict[str, ConflictRule] = {
     # These commute with everything.
     "note": ConflictRule(bypasses_lease=True),
     "label": ConflictRule(bypasses_lease=True),
+    "describe": ConflictRule(bypasses_lease=True),
     "view": ConflictRule(bypasses_lease=True),
     "pin": ConflictRule(),
     "tools": ConflictRule(),

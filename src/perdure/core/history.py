@@ -33,6 +33,7 @@ from perdure.journal.records import (
     KINDS,
     BatchDiscarded,
     Content,
+    FieldsChanged,
     Message,
     Note,
     Record,
@@ -120,11 +121,13 @@ def decode_message(past: History, own: Codec, linked: VerifiedEntry) -> Message:
 def _unpack(own: Codec, content: Content, payload: bytes, name: str, position: int) -> Content:
     """Restore values of the caller's types in a record."""
     # Every tagged value contains `"$` in JSON; most records contain none and need no unpacking.
-    if b'"$' not in payload or not isinstance(content, Message | Note):
+    if b'"$' not in payload or not isinstance(content, Message | Note | FieldsChanged):
         return content
     unpack = partial(own.unpack, stream=name, position=position)
     if isinstance(content, Note):
         return msgspec.structs.replace(content, data=unpack(content.data))
+    if isinstance(content, FieldsChanged):
+        return msgspec.structs.replace(content, fields=unpack(content.fields))
     message, meta = unpack(content.message), unpack(content.meta)
     return msgspec.structs.replace(content, message=message, meta=meta)
 

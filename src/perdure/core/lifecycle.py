@@ -12,12 +12,13 @@ To edit: a crash may happen between any two writes, so the order above must not 
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.backends.protocol import DELETED, UNFINISHED, Append, Entry, Head
 from perdure.core.plans import Plan, RecordBatch, T
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings
+from perdure.core.state.fields import split_labels
 from perdure.core.state.session_state import SessionState
 from perdure.core.validation import require_int, require_labels, require_session_id, require_str
 from perdure.errors import ConflictError, InUseError, NotFoundError, PerdureError, UsageError
@@ -43,7 +44,7 @@ PARENT_DELETED = "its parent was deleted before the branch was complete"
 
 
 class SessionInfo(NamedTuple):
-    """A session in a listing: its id, its newest position, that record's digest, and its labels."""
+    """A session in a listing: its id, newest position, that record's digest, labels and fields."""
 
     id: str
     position: int
@@ -51,11 +52,15 @@ class SessionInfo(NamedTuple):
     labels: frozenset[str]
     changed: datetime | None
     """The time of the newest record, by the clock of its writer; None if it cannot be read."""
+    fields: dict[str, Any]
+    """The values that `session.describe` gave it, by name."""
 
 
 def session_info(head: Head) -> SessionInfo:
     """Return the session that a head is the end of, as listings return it."""
-    return SessionInfo(head.stream, head.position, head.digest, head.labels, chain.time_of(head))
+    labels, fields = split_labels(head.stream, head.labels)
+    time = chain.time_of(head)
+    return SessionInfo(head.stream, head.position, head.digest, labels, time, fields)
 
 
 def open_session(name: object, settings: Settings, *, must_exist: bool) -> Steps[Replica]:
@@ -120,9 +125,13 @@ def _finish_drop(replica: Replica) -> Steps[None]:
         yield from requests.drop(replica.name, before=replica.state.begin)
 
 
-def require_filter(prefix: object, after: object, labels: Sequence[str]) -> None:
+def require_filter(
+    prefix: object, after: object, labels: Sequence[str], limit: object = None
+) -> None:
     """Raise UsageError unless these are valid arguments for listing sessions."""
     require_labels(labels)
+    if limit is not None and require_int(limit, "limit") < 0:
+        raise UsageError(f"limit must be 0 or more, not {limit}")
     for text in (prefix, after, *labels):
         require_str(text, "a prefix, id or label")
 

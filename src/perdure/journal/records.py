@@ -438,6 +438,14 @@ class LabelsChanged(Content, frozen=True, kw_only=True):
     remove: tuple[str, ...] = ()
 
 
+class FieldsChanged(Content, frozen=True, kw_only=True):
+    """Fields that describe the session got values; None removed one."""
+
+    kind: ClassVar[str] = "fields"
+
+    fields: dict[str, Any]
+
+
 class Branched(Content, frozen=True, kw_only=True):
     """The first record of a branch, which shares `parent`'s history through position `at`."""
 
@@ -564,6 +572,7 @@ KINDS: dict[str, type[Content]] = {
         *(TurnBegun, TurnContinued, TurnCompleted, TurnFailed, TurnAbandoned, Note, BatchStored),
         *(
             LabelsChanged,
+            FieldsChanged,
             Branched,
             BranchKept,
             BranchReleased,

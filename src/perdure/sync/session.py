@@ -24,9 +24,11 @@ from perdure.core.batch import BatchPlans
 from perdure.core.effects import listing
 from perdure.core.effects.calls import Effect, P, Policy, R_co, ToolSpec, require_spec
 from perdure.core.effects.listing import EffectInfo
+from perdure.core.fields import change_fields
 from perdure.core.messages import Attribution, append_messages, make_attribution
 from perdure.core.replica import Replica
 from perdure.core.retractions import replace_messages, retract_messages
+from perdure.core.state.fields import FieldValue
 from perdure.core.summaries import (
     KEEP_TURNS,
     TIMEOUT,
@@ -494,6 +496,13 @@ class Session(SessionReader):
     def label(self, *add: str, remove: Sequence[str] = ()) -> None:
         """Add or remove labels, by which `store.sessions` finds the session."""
         self._handle.write(annotations.change_labels(self._replica, add, remove))
+
+    def describe(self, **fields: FieldValue | None) -> None:
+        """Set fields: small values by which `store.sessions` finds and sorts sessions.
+
+        A value is a str, a number, a bool, or a datetime with a zone; None removes the field.
+        """
+        self._handle.write(change_fields(self._replica, fields))
 
     def branch(self, id: str, *, at: int | str | EffectInfo | None = None) -> "Session":
         """Create a session that shares this one's history, up to and including position `at`.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+from perdure.backends.fields import FieldOrder
 from perdure.backends.protocol import (
     Append,
     Backend,
@@ -18,6 +19,7 @@ from perdure.backends.protocol import (
     require_atomic,
     require_check,
     require_clock,
+    require_order,
     require_recent,
     require_remove,
     require_watch,
@@ -57,6 +59,10 @@ class BackendWrapper:
     def recent(self, **filters: Any) -> Iterator[Head]:
         """Forward to the backend; UnsupportedError if it lacks the capability."""
         return require_recent(self.backend).recent(**filters)
+
+    def ordered(self, order: FieldOrder, **filters: Any) -> Iterator[Head]:
+        """Forward to the backend; UnsupportedError if it lacks the capability."""
+        return require_order(self.backend).ordered(order, **filters)
 
     def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
         """Forward to the backend; UnsupportedError if it lacks the capability."""

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
+from perdure.backends.fields import FieldOrder
 from perdure.backends.postgres.address import parse_address
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.connection import Connection, connect_options
-from perdure.backends.postgres.listing import NameListing, RecencyListing
+from perdure.backends.postgres.listing import NameListing, OrderedListing, RecencyListing
 from perdure.backends.postgres.operations import Operations
 from perdure.backends.postgres.queries import Query, Row, StoreQueries, StreamPage
 from perdure.backends.postgres.statements import Statements
@@ -25,8 +26,8 @@ from tests.backends.postgres import server as postgres
 MANY = 6_000
 FEW_BLOCKS = 150  # Of 8 kB; a table or an index has more, and is not to be gone through.
 
-# Four entries and two labels each, one of which is borne no more; tenants with one stream each; and
-# as many deleted ones, which come first by name and by time.
+# Four entries, two labels, one of which is borne no more, and a field each; tenants with one stream
+# each; and as many deleted ones, which come first by name and by time.
 LOAD = """
 create function {schema}.name_of(number integer) returns bytea
   language sql as $$ select (repeat('session ', 30) || number)::bytea $$;
@@ -44,8 +45,9 @@ insert into {schema}.entry
 select {schema}.key_of(number), position, 't', '[]', '[]'
 from generate_series(1, {many}) as number, generate_series(1, 4) as position;
 insert into {schema}.label
-select 't', {schema}.name_of(number), label::bytea, label = 'kept'
-from generate_series(1, {many}) as number, unnest(array['kept', 'busy']) as label;
+select 't', {schema}.name_of(number), label::bytea, label <> 'busy',
+  case when label like 'rank%' then lpad(number::text, 9, '0') else '' end::bytea
+from generate_series(1, {many}) as number, unnest(array['kept', 'busy', E'rank\\t']) as label;
 """
 
 
@@ -101,11 +103,14 @@ def calls(store: Store, number: int) -> Iterator[Callable[[Any], object]]:
     """Everything that can be asked, about a few sessions that there may be."""
     queries, operations = store.queries, store.operations
     names = [f"{'session ' * 30}{number + more}" for more in range(4)]
+    ranks = [f"rank\t{number + more:09}" for more in range(4)]
+    both = [*zip(names, ranks, strict=True)][:2]
     for appends in (
-        [append_of(name, 5, 5, "kept", "busy") for name in names[:2]],
-        [append_of(name, 6, 6, "kept", "busy") for name in names[:2]],
+        [append_of(name, 5, 5, "kept", "busy", rank) for name, rank in both],
+        [append_of(name, 6, 6, "kept", "busy", rank) for name, rank in both],
         [append_of(names[2], 5, 5, "kept")],
         [append_of(names[2], 6, 6, "kept")],
+        [append_of(names[2], 7, 7, "kept", f"rank\t{number}")],
         [append_of(names[0], 6, 6, "kept", "busy"), append_of(f"new {number}", 1, 1)],
     ):
         yield partial(operations.append, appends=appends)
@@ -131,6 +136,17 @@ def calls(store: Store, number: int) -> Iterator[Callable[[Any], object]]:
     yield RecencyListing(
         queries, StreamFilter(names[0], ["kept"], ["deleted"], headers=True), 3
     ).next_page
+    for order in (
+        FieldOrder("rank"),
+        FieldOrder("rank", "000003000", "000003001"),
+        FieldOrder("rank", "000000000", "000003000", reverse=True, after=("000002000", "")),
+    ):
+        choice = StreamFilter("", (), ["deleted"], headers=True)
+        yield OrderedListing(queries, choice, order, 3).next_page
+        choice = StreamFilter("", ["busy", f"rank\t{number:09}"], ["deleted"], headers=True)
+        yield OrderedListing(queries, choice, order, 3).next_page
+    choice = StreamFilter("", ["busy", f"rank\t{number:09}"], ["deleted"], headers=True)
+    yield NameListing(queries, choice, "", 3).next_page
     since = (queries.tenant, 2**62)
     yield only(Query(queries.sql.changed, (*since, *since, True, queries.tenant)))
     yield only(Query(queries.sql.check_heads, (queries.tenant, queries.tenant, b"", 3)))

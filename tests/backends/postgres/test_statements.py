@@ -13,6 +13,7 @@ from psycopg import sql
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.queries import Query
 from perdure.backends.postgres.statements import NOW_MICROSECONDS, Statements, build_statements
+from perdure.backends.protocol import DELETED
 from perdure.testing.contract.samples import append_all, append_of, entries
 
 
@@ -154,13 +155,26 @@ def test_labels_that_were_borne_once_are_not_walked_through(
     database.execute("set enable_seqscan = off; set enable_bitmapscan = off")
     row = database.execute(
         f"explain (analyze, timing off, format json) {backend._queries.sql.labelled}".encode(),
-        (tenant, b"busy", b"", b"", 256, tenant, True, tenant),
+        (tenant, b"busy", b"", b"", b"", 256, tenant, True, tenant),
     ).fetchone()
     assert row is not None
     scan = _node_of(row[0][0]["Plan"], "Relation Name", "label")
     assert scan["Actual Rows"] == 2
     assert scan.get("Rows Removed by Filter", 0) == 0
-    assert scan["Index Name"] == "label_present"
+    assert scan["Index Name"] == "label_value"
+
+
+def test_the_values_of_a_field_take_one_row_and_leave_none_behind(
+    backend: PostgresBackend, database: psycopg.Connection[Any]
+) -> None:
+    for position in range(1, 6):
+        append_all(backend, append_of("s", position, position, f"amount\t{position}"))
+    rows = "select label, value, present from label where tenant = %s"
+    tenant = (backend._queries.tenant,)
+    assert database.execute(rows, tenant).fetchall() == [(b"amount\t", b"5", True)]
+    append_all(backend, append_of("s", 6, 6, DELETED))
+    found = database.execute(rows, tenant).fetchall()
+    assert sorted(found) == [(b"amount\t", b"", False), (b"deleted", b"", True)]
 
 
 def _node_of(node: dict[str, Any], key: str, value: str) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from perdure.backends.append_rules import UNLIMITED, check, check_name
+from perdure.backends.fields import FieldOrder
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.interrupt_safety import WakeSignal
 from perdure.backends.postgres.address import parse_address, quote_identifier
 from perdure.backends.postgres.errors import timeout_until
 from perdure.backends.postgres.guarantees import ACCEPTABLE, store_guarantees
-from perdure.backends.postgres.listing import NameListing, RecencyListing
+from perdure.backends.postgres.listing import NameListing, OrderedListing, RecencyListing
 from perdure.backends.postgres.migrations import prepare_store
 from perdure.backends.postgres.notify import REGISTRATION_TTL, NotifyListener, channel_name
 from perdure.backends.postgres.operations import Operations
@@ -27,6 +28,7 @@ from perdure.backends.protocol import (
     ATOMIC,
     CHECK,
     CLOCK,
+    ORDER,
     RECENT,
     REMOVE,
     STORED,
@@ -51,7 +53,7 @@ class PostgresBackend:
     processes. `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, CLOCK, RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, CLOCK, ORDER, RECENT, REMOVE, WATCH})
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse_address(address)
@@ -141,6 +143,22 @@ class PostgresBackend:
         """As `RecencyCapability.recent`, by pages and by the server's clock."""
         stream_filter = StreamFilter(prefix, labels, without, headers=headers)
         listing = RecencyListing(self._queries, stream_filter, limit)
+        while not listing.is_finished:
+            yield from self._pool.run(listing.next_page)
+
+    def ordered(
+        self,
+        order: FieldOrder,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+        headers: bool = False,
+    ) -> Iterator[Head]:
+        """As `OrderCapability.ordered`, by pages."""
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
+        listing = OrderedListing(self._queries, stream_filter, order, limit)
         while not listing.is_finished:
             yield from self._pool.run(listing.next_page)
 

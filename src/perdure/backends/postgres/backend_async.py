@@ -10,12 +10,17 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 
 from perdure.backends.append_rules import UNLIMITED, check, check_name
+from perdure.backends.fields import FieldOrder
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.interrupt_safety import AsyncWakeSignal
 from perdure.backends.postgres.address import parse_address, quote_identifier
 from perdure.backends.postgres.errors import timeout_until
 from perdure.backends.postgres.guarantees import ACCEPTABLE, store_guarantees
-from perdure.backends.postgres.listing_async import AsyncNameListing, AsyncRecencyListing
+from perdure.backends.postgres.listing_async import (
+    AsyncNameListing,
+    AsyncOrderedListing,
+    AsyncRecencyListing,
+)
 from perdure.backends.postgres.migrations import prepare_store
 from perdure.backends.postgres.notify import REGISTRATION_TTL, NotifyListener, channel_name
 from perdure.backends.postgres.operations_async import AsyncOperations
@@ -26,6 +31,7 @@ from perdure.backends.protocol import (
     ATOMIC,
     CHECK,
     CLOCK,
+    ORDER,
     RECENT,
     REMOVE,
     STORED,
@@ -50,7 +56,7 @@ class AsyncPostgresBackend:
     processes. `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, CLOCK, RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, CLOCK, ORDER, RECENT, REMOVE, WATCH})
 
     def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
         parsed = parse_address(address)
@@ -144,6 +150,23 @@ class AsyncPostgresBackend:
         """As `RecencyCapability.recent`, by pages and by the server's clock."""
         stream_filter = StreamFilter(prefix, labels, without, headers=headers)
         listing = AsyncRecencyListing(self._queries, stream_filter, limit)
+        while not listing.is_finished:
+            for head in await self._pool.run(listing.next_page):
+                yield head
+
+    async def ordered(
+        self,
+        order: FieldOrder,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+        headers: bool = False,
+    ) -> AsyncIterator[Head]:
+        """As `OrderCapability.ordered`, by pages."""
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
+        listing = AsyncOrderedListing(self._queries, stream_filter, order, limit)
         while not listing.is_finished:
             for head in await self._pool.run(listing.next_page):
                 yield head

@@ -5,15 +5,18 @@ query.
 """
 
 from perdure.backends.append_rules import UNLIMITED
+from perdure.backends.fields import FieldOrder
 from perdure.backends.postgres.connection import AsyncConnection
 from perdure.backends.postgres.queries import (
     PAGE_ROWS,
+    ByteaArray,
     Query,
     Row,
     StoreQueries,
     decode_head,
+    split_label,
 )
-from perdure.backends.protocol import Head, StreamFilter
+from perdure.backends.protocol import Head, StreamFilter, arrange
 from perdure.errors import UsageError
 
 # Below FEW matches, sort them; otherwise scan, and switch to sorting (up to MANY) once FEW
@@ -24,7 +27,12 @@ SORT_MANY_MAX = 20_000  # streams
 
 FIRST_ROWS = 64  # rows of the first sorted page, so that a caller can show it early
 
+COUNT_MAX = 1000  # streams with each label that are counted to find the rarest
+
 COMMIT_DELAY_MAX = 5_000_000  # microseconds; a head's commit rarely comes later after its timestamp
+
+
+_END = b"\xff"  # above every name and value: UTF-8 does not have this byte
 
 
 class AsyncNameListing:
@@ -43,12 +51,13 @@ class AsyncNameListing:
     async def next_page(self, connection: AsyncConnection) -> list[Head]:
         """Return the next heads; a page may be empty."""
         sql, tenant, stream_filter = self._queries.sql, self._queries.tenant, self._filter
+        await _choose_label(connection, self._queries, stream_filter)
         size = min(self._remaining, PAGE_ROWS)
         bounds = (self._after, self._prefix, size)
         if stream_filter.label is not None:
-            label = _encode(stream_filter.label)
+            label = split_label(stream_filter.label)
             query = Query(
-                sql.labelled, (tenant, label, *bounds, tenant, stream_filter.headers, tenant)
+                sql.labelled, (tenant, *label, *bounds, tenant, stream_filter.headers, tenant)
             )
         else:
             statement = sql.streams_live if stream_filter.only_live else sql.streams
@@ -84,8 +93,7 @@ class AsyncRecencyListing:
     ) -> None:
         self._queries = queries
         self._filter = stream_filter
-        start = _encode(stream_filter.prefix)
-        self._bounds = (start, start + b"\xff")  # UTF-8 has no byte 0xff.
+        self._bounds = _prefix_bounds(stream_filter)
         self._remaining = UNLIMITED if limit is None else limit
         self._cursor: tuple[int, bytes] = (UNLIMITED, b"")
         self._started_at = -1
@@ -124,16 +132,11 @@ class AsyncRecencyListing:
 
     async def _sorted_rows(self, connection: AsyncConnection) -> list[Row] | None:
         """Return the newest matches, then the others; None if there are too many to sort."""
-        sql, tenant, label = self._queries.sql, self._queries.tenant, self._filter.label
         limit = self._sort_limit
         size = limit if self._first_page_read else min(self._remaining, FIRST_ROWS)
-        bounds = (*self._bounds, limit + 1, tenant, limit, size, self._filter.headers, tenant)
-        if label is not None:
-            query = Query(sql.few_labelled, (tenant, _encode(label), *bounds))
-        else:
-            query = Query(sql.few_live if self._filter.only_live else sql.few, (tenant, *bounds))
-        rows = await connection.fetch(query)
-        count, heads = rows[0][0], [row[1:] for row in rows if row[1] is not None]
+        await _choose_label(connection, self._queries, self._filter)
+        query = _few_query(self._queries, self._filter, limit, size)
+        count, heads = _few_rows(await connection.fetch(query))
         if count > limit:
             self._sorts, self._sort_limit = False, SORT_MANY_MAX if limit < SORT_MANY_MAX else 0
             return None
@@ -168,6 +171,113 @@ class AsyncRecencyListing:
         if rows:
             self._cursor = (rows[-1][4], rows[-1][0])
         return rows + late
+
+
+class AsyncOrderedListing:
+    """Heads in the order of a field.
+
+    If few streams match another filter, they are sorted; otherwise the rows of the field are read.
+    """
+
+    def __init__(
+        self,
+        queries: StoreQueries,
+        stream_filter: StreamFilter,
+        order: FieldOrder,
+        limit: int | None,
+    ) -> None:
+        self._queries = queries
+        self._filter = stream_filter
+        self._order = order
+        low, high = _encode(order.low), _encode(order.high) or _END
+        start = (high, b"") if order.reverse else (low, b"")  # Before or behind all of its rows.
+        if order.after is not None:
+            after = (_encode(order.after[0]), _encode(order.after[1]))
+            start = min(start, after) if order.reverse else max(start, after)
+        self._cursor = start
+        self._bound = low if order.reverse else high
+        self._remaining = UNLIMITED if limit is None else limit
+        self._sorts = stream_filter.is_narrow
+        self.is_finished = self._remaining <= 0 or stream_filter.matches_nothing
+
+    async def next_page(self, connection: AsyncConnection) -> list[Head]:
+        """Return the next heads; a page may be empty."""
+        heads = await self._sorted_heads(connection) if self._sorts else None
+        if heads is None:
+            heads = await self._scanned_heads(connection)
+        heads = heads[: self._remaining]
+        self._remaining -= len(heads)
+        self.is_finished = self.is_finished or self._remaining <= 0
+        return heads
+
+    async def _sorted_heads(self, connection: AsyncConnection) -> list[Head] | None:
+        """Return all heads, or None if there are too many to sort."""
+        limit = SORT_FEW_MAX
+        await _choose_label(connection, self._queries, self._filter)
+        query = _few_query(self._queries, self._filter, limit, limit)
+        count, rows = _few_rows(await connection.fetch(query))
+        self._sorts, self.is_finished = False, count <= limit
+        if count > limit:
+            return None
+        return arrange(self._order, filter(self._filter.matches, map(decode_head, rows)))
+
+    async def _scanned_heads(self, connection: AsyncConnection) -> list[Head]:
+        queries, reverse = self._queries, self._order.reverse
+        size = PAGE_ROWS if self._filter.is_narrow else min(self._remaining, PAGE_ROWS)
+        statement = queries.sql.ordered_down if reverse else queries.sql.ordered
+        label, _ = split_label(self._order.start)
+        rows = await connection.fetch(
+            Query(
+                statement,
+                (
+                    *(queries.tenant, label, self._bound, *self._cursor, size),
+                    *(queries.tenant, self._filter.headers, queries.tenant),
+                ),
+            )
+        )
+        self.is_finished = len(rows) < size
+        if rows:
+            self._cursor = (rows[-1][-2], rows[-1][0])
+        heads = [decode_head((*row[:-2], row[-1])) for row in rows]
+        return [head for head in heads if self._filter.matches(head)]
+
+
+async def _choose_label(
+    connection: AsyncConnection, queries: StoreQueries, stream_filter: StreamFilter
+) -> None:
+    """Look streams up by the label that the fewest have, if there are several."""
+    if len(stream_filter.labels) < 2 or stream_filter.label_is_rarest:  # noqa: PLR2004
+        return
+    labels = sorted(stream_filter.labels)
+    columns = [split_label(label) for label in labels]
+    arrays = (
+        ByteaArray([label for label, _ in columns]),
+        ByteaArray([text for _, text in columns]),
+    )
+    query = Query(queries.sql.count_labels, (queries.tenant, COUNT_MAX, *arrays))
+    counts = [row[0] for row in await connection.fetch(query)]
+    stream_filter.label = labels[counts.index(min(counts))]
+    stream_filter.label_is_rarest = True
+
+
+def _few_query(queries: StoreQueries, stream_filter: StreamFilter, limit: int, size: int) -> Query:
+    """Return the query for the newest matches, at most `size`, if at most `limit` match."""
+    sql, tenant, label = queries.sql, queries.tenant, stream_filter.label
+    bounds = _prefix_bounds(stream_filter)
+    rest = (*bounds, limit + 1, tenant, limit, size, stream_filter.headers, tenant)
+    if label is not None:
+        return Query(sql.few_labelled, (tenant, *split_label(label), *rest))
+    return Query(sql.few_live if stream_filter.only_live else sql.few, (tenant, *rest))
+
+
+def _few_rows(rows: list[Row]) -> tuple[int, list[Row]]:
+    """Return how many match, and the rows of those that were read."""
+    return rows[0][0], [row[1:] for row in rows if row[1] is not None]
+
+
+def _prefix_bounds(stream_filter: StreamFilter) -> tuple[bytes, bytes]:
+    start = _encode(stream_filter.prefix)
+    return start, start + _END
 
 
 def _encode(text: str) -> bytes:

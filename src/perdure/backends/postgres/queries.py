@@ -15,9 +15,10 @@ import msgspec
 
 from perdure.backends.append_rules import POSITION_MAX, UNLIMITED, check_name
 from perdure.backends.digests import digest_of
+from perdure.backends.fields import FIELD_MARK
 from perdure.backends.postgres.statements import Statements
 from perdure.backends.protocol import Append, Entry, Head
-from perdure.errors import DamagedError
+from perdure.errors import DamagedError, UsageError
 
 PAGE_ROWS = 256  # rows per statement of a read or a listing
 
@@ -177,10 +178,11 @@ class StoreQueries:
         if not any(relabels):
             return Query(self.sql.append, (*parameters, tenant), often=True)
         changed = [item for item, has_changed in zip(batch, relabels, strict=True) if has_changed]
-        wanted = [(key, label.encode()) for key, append in changed for label in append.labels]
+        wanted = [(key, *split_label(label)) for key, append in changed for label in append.labels]
         labels = (
-            ByteaArray([key for key, _ in wanted]),
-            ByteaArray([label for _, label in wanted]),
+            ByteaArray([key for key, _, _ in wanted]),
+            ByteaArray([label for _, label, _ in wanted]),
+            ByteaArray([value for _, _, value in wanted]),
         )
         relabelling = (*labels, tenant, tenant, tenant)
         return Query(self.sql.append_relabelling, (*parameters, *relabelling), often=True)
@@ -224,6 +226,15 @@ class StoreQueries:
             if labels != {*listed}:
                 reason = "the labels that it is listed under are not those of its head"
                 yield DamagedError(head.stream, 0, reason)
+
+
+def split_label(label: str) -> tuple[bytes, bytes]:
+    """Return a label's columns: itself, or the name of a field with its mark, and the value."""
+    try:
+        field, mark, value = label.partition(FIELD_MARK)
+        return (field + mark).encode(), value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{label!r} is not encodable as UTF-8") from error
 
 
 def split_batches(items: list[tuple[bytes, Append]]) -> Iterator[list[tuple[bytes, Append]]]:

@@ -32,6 +32,9 @@ HEAD_DELETED = f"""create index head_deleted on {{schema}}.head (tenant, changed
   where changed > 0 and labels = {DELETED}"""
 
 LABEL_PRESENT = """create index label_present on {schema}.label (tenant, label, name)
+  where present"""  # Up to version 4.
+
+LABEL_VALUE = """create index label_value on {schema}.label (tenant, label, value, name)
   where present"""
 
 
@@ -72,15 +75,17 @@ TABLES = (
   header bytea not null,
   body bytea not null,
   primary key (tenant, stream, position))""",
-    # `present` is false for a label that the stream no longer has.
+    # `present` is false for a label that the stream no longer has. The label of a field ends with
+    # its mark, and `value` changes in place: a stream has one row of a field, whatever its values.
     f"""create table {{schema}}.label (
   tenant text not null,
   name bytea not null,
   label bytea not null,
   present boolean,
   {PRESENT_CONSTRAINT},
+  value bytea not null default '',
   primary key (tenant, name, label))""",
-    LABEL_PRESENT,
+    LABEL_VALUE,
     # Streams with a waiter: writers notify only these.
     """create table {schema}.watch (
   stream bytea not null,
@@ -121,6 +126,11 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         HEAD_LIVE,
         HEAD_LIVE_CHANGED,
         HEAD_DELETED,
+    ),
+    5: (
+        "alter table {schema}.label add column value bytea not null default ''",
+        "drop index {schema}.label_present",
+        LABEL_VALUE,
     ),
 }
 

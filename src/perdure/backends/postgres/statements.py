@@ -87,26 +87,28 @@ with taken as (
 
 
 # A label that a stream no longer has is marked, not deleted, so that the statement changes the
-# table in one place only. Old labels are looked up by name alone and `present` is checked
-# afterwards: in one condition, the planner could use the listings' index and scan all labels.
+# table in one place only; its value is removed. Old labels are looked up by name alone and
+# `present` is checked afterwards: in one condition, the planner could use the listings' index and
+# scan all labels.
 _RELABEL = """, wanted as (
-  select * from unnest(%b::bytea[], %b::bytea[]) as wanted (stream, label)
+  select * from unnest(%b::bytea[], %b::bytea[], %b::bytea[]) as wanted (stream, label, value)
 ), relabelled as (
   select new.stream, new.name from new join taken on taken.stream = new.stream
   where new.relabels
 ), labelled as (
-  insert into {schema}.label as label (tenant, name, label, present)
-  select %b::text, relabelled.name, wanted.label, true
+  insert into {schema}.label as label (tenant, name, label, value, present)
+  select %b::text, relabelled.name, wanted.label, wanted.value, true
   from relabelled join wanted on wanted.stream = relabelled.stream
   union all
-  select old.tenant, old.name, old.label, false
+  select old.tenant, old.name, old.label, ''::bytea, false
   from relabelled cross join lateral (
     select * from {schema}.label where tenant = %b::text and name = relabelled.name offset 0
   ) as old
   where old.present and not exists (
     select 1 from wanted where wanted.stream = relabelled.stream and wanted.label = old.label)
-  on conflict (tenant, name, label) do update set present = excluded.present
-  where label.present <> excluded.present
+  on conflict (tenant, name, label) do update
+  set present = excluded.present, value = excluded.value
+  where label.present <> excluded.present or label.value <> excluded.value
 )"""
 
 
@@ -214,7 +216,7 @@ _LABELLED = """
 select {columns}
 from (
   select name from {schema}.label
-  where tenant = %b::text and label = %b::bytea and present
+  where tenant = %b::text and label = %b::bytea and value = %b::bytea and present
     and name > %b::bytea and name >= %b::bytea
   order by name limit %b::bigint
 ) as label
@@ -222,6 +224,34 @@ cross join lateral (
   select * from {schema}.head where head.tenant = %b::text and head.name = label.name limit 1
 ) as head
 order by label.name"""
+
+
+# In the order of a field's values; each row has its value last.
+_ORDERED = """
+select {columns}, label.value
+from (
+  select name, value from {schema}.label
+  where tenant = %b::text and label = %b::bytea and present
+    and value {within} %b::bytea and (value, name) {beyond} (%b::bytea, %b::bytea)
+  order by value {order}, name {order} limit %b::bigint
+) as label
+cross join lateral (
+  select * from {schema}.head where head.tenant = %b::text and head.name = label.name limit 1
+) as head
+order by label.value {order}, label.name {order}"""
+
+
+# How many streams have each of some labels, up to a limit.
+_COUNT_LABELS = """
+select (
+  select count(*) from (
+    select 1 from {schema}.label
+    where tenant = %b::text and label = ask.label and value = ask.value and present
+    limit %b::bigint
+  ) as rows
+)
+from unnest(%b::bytea[], %b::bytea[]) with ordinality as ask (label, value, number)
+order by ask.number"""
 
 
 _RECENT = """
@@ -302,7 +332,7 @@ select exists (select 1 from gone) or not exists (
 # Each head with the labels that it is listed under.
 _CHECK_HEADS = """
 select head.name, head.position, head.digest, head.labels, head.changed, head.stream, array(
-  select label.label from {schema}.label as label
+  select label.label || label.value from {schema}.label as label
   where label.tenant = %b::text and label.name = head.name and label.present)
 from (
   select * from {schema}.head where tenant = %b::text and name > %b::bytea
@@ -349,6 +379,9 @@ class Statements(NamedTuple):
     streams: str
     streams_live: str
     labelled: str
+    ordered: str
+    ordered_down: str
+    count_labels: str
     recent: str
     recent_live: str
     changed: str
@@ -387,7 +420,8 @@ def build_statements(schema: str) -> Statements:
     lives = f" and labels <> {DELETED}"
     live, gone = text(_RECENT, which="<>"), text(_RECENT, which="=")
     heads = f"{schema}.head where tenant = %b::text"
-    labels = f"{schema}.label where tenant = %b::text and label = %b::bytea and present"
+    labels = f"{schema}.label where tenant = %b::text and label = %b::bytea"
+    labels += " and value = %b::bytea and present"
     return Statements(
         append=text(_APPEND + _APPEND_RESULT),
         append_relabelling=text(_APPEND + _RELABEL + _APPEND_RESULT),
@@ -399,6 +433,12 @@ def build_statements(schema: str) -> Statements:
         streams=listing(text(_STREAMS, lives=""), "head.name"),
         streams_live=listing(text(_STREAMS, lives=lives), "head.name"),
         labelled=listing(text(_LABELLED), "head.name"),
+        ordered=listing(text(_ORDERED, within="<", beyond=">", order=""), "head.value, head.name"),
+        ordered_down=listing(
+            text(_ORDERED, within=">=", beyond="<", order="desc"),
+            "head.value desc, head.name desc",
+        ),
+        count_labels=text(_COUNT_LABELS),
         recent=listing(text(_LIVE_AND_DELETED, live=live, gone=gone) + " limit %b::bigint"),
         recent_live=listing(live),
         changed=listing(

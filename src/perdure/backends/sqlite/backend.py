@@ -15,11 +15,13 @@ import msgspec
 
 from perdure.backends.append_rules import UNLIMITED, check, decide
 from perdure.backends.digests import digest_of
+from perdure.backends.fields import FieldOrder
 from perdure.backends.filesystem import ACCEPTABLE, require_local, resolve_path
 from perdure.backends.guarantees import Acceptance
 from perdure.backends.protocol import (
     ATOMIC,
     CHECK,
+    ORDER,
     RECENT,
     REMOVE,
     STORED,
@@ -30,11 +32,12 @@ from perdure.backends.protocol import (
     Outcome,
     StreamFilter,
 )
-from perdure.backends.sqlite import batch_append, recent, schema
+from perdure.backends.sqlite import batch_append, schema
 from perdure.backends.sqlite.batch_append import is_text
 from perdure.backends.sqlite.check import StoreFile, find_problems
 from perdure.backends.sqlite.connections import BUSY_TIMEOUT, connect
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
+from perdure.backends.sqlite.ordered import ValueListing
 from perdure.backends.sqlite.reading import (
     HEADER,
     EntryPage,
@@ -44,6 +47,7 @@ from perdure.backends.sqlite.reading import (
     rows_by_name,
     stream_key,
 )
+from perdure.backends.sqlite.recent import RecentListing
 from perdure.backends.sqlite.schema import require_library
 from perdure.backends.watchers import Watchers
 from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
@@ -98,7 +102,7 @@ class SqliteBackend:
     names weaknesses to accept instead of refusing them (`perdure.backends.guarantees`).
     """
 
-    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, ORDER, RECENT, REMOVE, WATCH})
 
     def __init__(
         self,
@@ -242,8 +246,25 @@ class SqliteBackend:
         headers: bool = False,
     ) -> Iterator[Head]:
         """As `RecencyCapability.recent`, in pages."""
+        choice = StreamFilter(prefix, labels, without, headers=headers)
+        return self._pages(RecentListing(choice), limit)
+
+    def ordered(
+        self,
+        order: FieldOrder,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+        headers: bool = False,
+    ) -> Iterator[Head]:
+        """As `OrderCapability.ordered`, in pages."""
+        choice = StreamFilter(prefix, labels, without, headers=headers)
+        return self._pages(ValueListing(choice, order), limit)
+
+    def _pages(self, listing: RecentListing | ValueListing, limit: int | None) -> Iterator[Head]:
         remaining = UNLIMITED if limit is None else limit
-        listing = recent.RecentListing(StreamFilter(prefix, labels, without, headers=headers))
         while remaining > 0 and not listing.ended:
             heads = self._reading(listing.page)[:remaining]
             remaining -= len(heads)

@@ -56,10 +56,30 @@ BY_LABEL = (
     " where l.name >= ? and l.label = ? order by l.name limit ?"
 )
 
+# Several labels, in order; the label comes before the columns that `head_from_label` reads.
+LABEL_LISTING = (
+    f"select l.label, l.name, l.stream, h.name, h.position, h.digest, h.labels, {LAST_HEADER}"  # noqa: S608
+    " from label as l left join head as h on h.id = l.stream"
+    " where (l.label, l.name) > (?, ?) and l.label < ? order by l.label, l.name limit ?"
+)
+
+LABEL_LISTING_DOWN = (
+    LABEL_LISTING.replace("name) >", "name) <")
+    .replace("label < ?", "label >= ?")
+    .replace("order by l.label, l.name", "order by l.label desc, l.name desc")
+)
+
 WITHOUT_HEADER = {
     sql: sql.replace(LAST_HEADER, "null")
-    for sql in (HEAD_IN_LISTING, BY_NAME, BY_NAME_LIVE, BY_LABEL)
+    for sql in (
+        *(HEAD_IN_LISTING, BY_NAME, BY_NAME_LIVE, BY_LABEL),
+        *(LABEL_LISTING, LABEL_LISTING_DOWN),
+    )
 }
+
+COUNT_LABEL = "select count(*) from (select 1 from label where label = ? limit ?)"
+
+COUNT_MAX = 1000  # rows of each label that are counted to find the rarest
 
 HAS_LABEL = "select 1 from label where label = ? and name = ?"
 
@@ -125,12 +145,21 @@ def rows_by_name(
     db: apsw.Connection, choice: StreamFilter, start: str, size: int
 ) -> list[tuple[Any, ...]]:
     """Return rows for `head_from_label`, from a name on; the caller filters them."""
+    choose_label(db, choice)
     if choice.label is not None:
-        return _listing_rows(db, BY_LABEL, (start, choice.label, size), choice)
-    return _listing_rows(db, BY_NAME_LIVE if choice.only_live else BY_NAME, (start, size), choice)
+        return listing_rows(db, BY_LABEL, (start, choice.label, size), choice)
+    return listing_rows(db, BY_NAME_LIVE if choice.only_live else BY_NAME, (start, size), choice)
 
 
-def _listing_rows(
+def choose_label(db: apsw.Connection, choice: StreamFilter) -> None:
+    """Look streams up by the label that the fewest have, if there are several."""
+    if len(choice.labels) > 1 and not choice.label_is_rarest:
+        counts = {label: db.execute(COUNT_LABEL, (label, COUNT_MAX)).get for label in choice.labels}
+        choice.label = min(sorted(counts), key=lambda label: counts[label])
+        choice.label_is_rarest = True
+
+
+def listing_rows(
     db: apsw.Connection, sql: str, bindings: tuple[Any, ...], choice: StreamFilter
 ) -> list[tuple[Any, ...]]:
     """Return the rows of a listing; a damaged table of entries does not end it."""
@@ -145,7 +174,7 @@ def _listing_rows(
 
 def head_by_key(db: apsw.Connection, key: int, choice: StreamFilter) -> Head | None:
     """Return the head with a key, None if the stream was removed and has no entries either."""
-    for row in _listing_rows(db, HEAD_IN_LISTING, (key,), choice):
+    for row in listing_rows(db, HEAD_IN_LISTING, (key,), choice):
         return head_from_label((row[0], key, *row), None)
     _require_no_entries(db, key, f"the stream with key {key}")
     return None

@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 
 from perdure.backends.protocol import Head, StreamFilter
-from perdure.backends.sqlite.reading import head_by_key, require_label
+from perdure.backends.sqlite.reading import choose_label, head_by_key, require_label
 from perdure.backends.sqlite.schema import DELETED_LABELS
 from perdure.errors import DamagedError
 
@@ -82,6 +82,7 @@ class RecentListing:
     def page(self, db: apsw.Connection) -> list[Head]:
         """Return the next matching heads; a page may be empty before the end."""
         if self._sorted is None and self._wasted >= self._enough:
+            choose_label(db, self._choice)
             self._sorted = sorted_keys(db, self._choice, self._wasted)
             self._enough = 2 * self._wasted
         return self._scan(db) if self._sorted is None else self._next_sorted(db, self._sorted)

@@ -137,6 +137,7 @@ _DESCRIPTIONS = {
     "turn.completed": "the turn completes",
     "turn.abandoned": "the turn is abandoned",
     "labels": "labels change",
+    "fields": "fields change",
     "pinned": "a message is pinned or unpinned",
     "tools": "tools are offered",
     "summary.undone": "a summary is undone",

@@ -23,6 +23,7 @@ from perdure.core.state import leases
 from perdure.core.state.approvals import ApprovalsState, ApprovalState
 from perdure.core.state.conversation import ConversationState
 from perdure.core.state.effects import EffectsState, EffectState
+from perdure.core.state.fields import encode_stored, labels_of
 from perdure.core.state.leases import LeaseState
 from perdure.core.state.values import ValueState
 from perdure.errors import PayloadError
@@ -38,6 +39,7 @@ from perdure.journal.records import (
     Deleted,
     EffectIntended,
     EffectSettled,
+    FieldsChanged,
     IndexPage,
     LabelsChanged,
     LeaseChange,
@@ -55,7 +57,7 @@ from perdure.journal.records import (
     ViewStored,
 )
 
-STATE_VERSION = 11
+STATE_VERSION = 12
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
 TURN_OPEN = "turn-open"
@@ -124,6 +126,7 @@ class SessionState:
         "conversation",
         "deleted",
         "effects",
+        "fields",
         "index",
         "kept_branches",
         "labels",
@@ -156,6 +159,8 @@ class SessionState:
         Each has the position of its newest record. A turn's input is found through its turn.
         """
         self.labels: frozenset[str] = frozenset()
+        self.fields: dict[str, str] = {}
+        """The fields that describe the session, as texts (`core.state.fields`)."""
         self.kept_branches: dict[str, BranchKept] = {}
         self.conversation = ConversationState()
         self.effects = EffectsState()
@@ -176,7 +181,7 @@ class SessionState:
         copy.values, copy.turns = self.values, self.turns
         copy.index, copy.recent_ids = self.index, self.recent_ids
         copy.topics, copy.views = self.topics, self.views
-        copy.labels, copy.lineage = self.labels, self.lineage
+        copy.labels, copy.lineage, copy.fields = self.labels, self.lineage, self.fields
         copy.kept_branches, copy.begin = self.kept_branches, self.begin
         copy.deleted, copy.lease = self.deleted, self.lease
         copy.conversation, copy.effects = self.conversation, self.effects
@@ -203,6 +208,8 @@ class SessionState:
             labels = labels | {LEASED}
         if self.effects.approvals.waiting:
             labels = labels | {APPROVAL_WAITING}
+        if self.fields:
+            labels = labels | labels_of(self.fields)
         return labels | {UNKNOWN_EFFECT} if self.effects.unknown else labels
 
     @property
@@ -296,6 +303,14 @@ class SessionState:
     def _labels(self, _position: int, _id: str, content: LabelsChanged) -> None:
         self.labels = (self.labels | frozenset(content.add)) - frozenset(content.remove)
 
+    def _fields(self, _position: int, _id: str, content: FieldsChanged) -> None:
+        fields = self._own("fields")
+        for name, value in content.fields.items():
+            if value is None:
+                fields.pop(name, None)
+            else:
+                fields[name] = encode_stored(value, name)
+
     def _branch_kept(self, _position: int, record_id: str, content: BranchKept) -> None:
         self._own("kept_branches")[record_id] = content
 
@@ -309,14 +324,15 @@ class SessionState:
         self.lease = leases.apply_change(self.lease, position, content)
 
     def _branched(self, _position: int, _id: str, content: Branched) -> None:
-        # A branch shares its parent's history, but not the parent's keeps, labels, lease or
-        # approvals.
+        # A branch shares its parent's history, but not the parent's keeps, labels, fields, lease
+        # or approvals.
         self.lineage = (ParentStream(content.parent, content.stream, content.at), *self.lineage)
         self._leave_parent()
 
     def _leave_parent(self) -> None:
         self.kept_branches, self.labels, self.lease = {}, frozenset(), None
-        self._shared -= {"kept_branches"}
+        self.fields = {}
+        self._shared -= {"kept_branches", "fields"}
         self.effects = self.effects._replace(approvals=ApprovalsState())
 
     def _omitted(self, _position: int, _id: str, content: Omitted) -> None:
@@ -349,6 +365,7 @@ class SessionState:
         "turn.failed": _turn_ended,
         "turn.abandoned": _turn_ended,
         "labels": _labels,
+        "fields": _fields,
         "note": _note,
         "view": _view,
         "branch.kept": _branch_kept,
@@ -373,6 +390,7 @@ class SessionState:
             "views": _to_json_tree(self.views),
             "index": _to_json_tree(self.index),
             "labels": sorted(self.labels),
+            "fields": {**self.fields},
             "kept_branches": {
                 keep: [kept.reason, kept.branch, kept.stream]
                 for keep, kept in self.kept_branches.items()
@@ -398,7 +416,7 @@ class SessionState:
         state.messages, state.last_message = facts.messages, facts.last_message
         state.values, state.turns, state.index = facts.values, facts.turns, facts.index
         state.topics, state.views = facts.topics, facts.views
-        state.labels = frozenset(facts.labels)
+        state.labels, state.fields = frozenset(facts.labels), facts.fields
         state.kept_branches = {
             keep: BranchKept(reason=reason, branch=branch, stream=stream)
             for keep, (reason, branch, stream) in facts.kept_branches.items()
@@ -419,6 +437,7 @@ class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
     views: dict[str, StoredView]
     index: tuple[IndexRun, ...]
     labels: list[str]
+    fields: dict[str, str]
     kept_branches: dict[str, tuple[str, str, str]]
     lease: LeaseState | None
     lineage: tuple[ParentStream, ...]
@@ -433,4 +452,6 @@ def _to_json_tree(state: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(state))
 
 
-_COPY_ON_WRITE = frozenset({"values", "turns", "topics", "views", "recent_ids", "kept_branches"})
+_COPY_ON_WRITE = frozenset(
+    {"values", "turns", "topics", "views", "recent_ids", "kept_branches", "fields"}
+)

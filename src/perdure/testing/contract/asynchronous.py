@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from perdure.backends.fields import FieldOrder
 from perdure.backends.protocol import (
     CHECK,
+    ORDER,
     RECENT,
     WATCH,
     Append,
     AsyncBackend,
     Entry,
     require_check,
+    require_order,
     require_recent,
     require_watch,
 )
@@ -123,6 +126,19 @@ class AsyncBackendContract:
         assert [head.stream async for head in recency.recent(prefix="b")] == ["b"]
         assert [head.stream async for head in recency.recent(labels=["l"], limit=1)] == ["a"]
         assert [head.stream async for head in recency.recent(without=["l"])] == ["b"]
+
+    @_in_event_loop
+    async def test_streams_are_in_the_order_of_a_fields_values(self, backend: AsyncBackend) -> None:
+        skip_unless_declared(backend, ORDER)
+        for name, value in (("a", "n\t2"), ("b", "n\t1"), ("c", "n\t3")):
+            await backend.append([append_of(name, 1, 1, value, "l")])
+        await backend.append([append_of("a", 2, 2, "n\t4")])
+        ordered = require_order(backend).ordered
+        assert [head.stream async for head in ordered(FieldOrder("n"))] == ["b", "c", "a"]
+        down = FieldOrder("n", "2", reverse=True, after=("4", "a"))
+        assert [head.stream async for head in ordered(down, labels=["l"])] == ["c"]
+        heads = backend.streams(labels=["n\t1", "l"])
+        assert [head.stream async for head in heads] == ["b"]
 
     @_in_event_loop
     async def test_a_store_that_is_intact_has_no_problems(self, backend: AsyncBackend) -> None:

@@ -19,6 +19,7 @@ from perdure.backends.protocol import Backend
 from perdure.testing.contract.append import AppendContract
 from perdure.testing.contract.atomic import AtomicContract
 from perdure.testing.contract.check import CheckContract
+from perdure.testing.contract.order import OrderContract
 from perdure.testing.contract.read import ReadContract
 from perdure.testing.contract.recent import RecentContract
 from perdure.testing.contract.remove import RemoveContract
@@ -32,6 +33,7 @@ class BackendContract(
     ReadContract,
     SharingContract,
     RecentContract,
+    OrderContract,
     AtomicContract,
     CheckContract,
     RemoveContract,

@@ -1,0 +1,256 @@
+"""Sessions are described by fields, and found and sorted by them."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.offload import ThreadedBackend
+from perdure.errors import UnsupportedError, UsageError
+from tests.support import said
+
+ADDRESSES = ["memory:", "sqlite:{}/store.db", "files:{}/store"]
+TODAY = datetime(2026, 11, 18, 10, 30, tzinfo=UTC)
+
+
+async def ids(store: perdure.AsyncStore, **chosen: Any) -> list[str]:
+    return [info.id async for info in store.sessions(**chosen)]
+
+
+async def fill(store: perdure.AsyncStore) -> None:
+    for number in range(6):
+        session = await store.session(f"s{number}")
+        await session.describe(
+            customer=f"c-{number % 2}",
+            amount=10 - number,
+            cost=number / 4,
+            urgent=number == 3,
+            due=TODAY + timedelta(days=number),
+        )
+    await (await store.session("plain")).append(said("x"))
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+async def test_sessions_are_found_by_the_values_of_their_fields(
+    address: str, tmp_path: Path
+) -> None:
+    async with perdure.open_async(address.format(tmp_path)) as store:
+        await fill(store)
+        assert await ids(store, where={"customer": "c-1"}) == ["s1", "s3", "s5"]
+        assert await ids(store, where={"customer": "c-1", "urgent": True}) == ["s3"]
+        assert await ids(store, where={"amount": 8}) == await ids(store, where={"amount": 8.0})
+        assert await ids(store, where={"due": TODAY.astimezone(timezone(timedelta(hours=5)))}) == [
+            "s0"
+        ]
+        for nothing in ({"customer": "c-"}, {"urgent": 1}, {"amount": "8"}, {"other": "c-1"}):
+            assert await ids(store, where=nothing) == []
+        assert await ids(store, where={"customer": "c-1"}, after="s1", limit=1) == ["s3"]
+        assert await ids(store, where={"customer": "c-1"}, prefix="s5") == ["s5"]
+        await (await store.resume("s1")).label("vip")
+        assert await ids(store, where={"customer": "c-1"}, labels=["vip"]) == ["s1"]
+        assert await ids(store, limit=2, order="id") == ["plain", "s0"]
+        assert await ids(store, limit=0) == []
+
+
+@pytest.mark.parametrize("address", ADDRESSES[:2])
+async def test_sessions_are_sorted_by_a_field(address: str, tmp_path: Path) -> None:
+    async with perdure.open_async(address.format(tmp_path)) as store:
+        await fill(store)
+        up = ["s5", "s4", "s3", "s2", "s1", "s0"]
+        assert await ids(store, order="amount") == up
+        assert await ids(store, order="-amount") == up[::-1]
+        assert await ids(store, order="cost") == up[::-1]
+        assert await ids(store, order="-due", limit=2) == ["s5", "s4"]
+        assert (await ids(store, order="urgent"))[-1:] == ["s3"]
+        assert await ids(store, order="amount", after="s3", limit=2) == ["s2", "s1"]
+        assert await ids(store, order="-amount", after="s3") == ["s4", "s5"]
+        assert await ids(store, order="amount", where={"customer": "c-0"}) == ["s4", "s2", "s0"]
+        assert await ids(store, where={"amount": (7, 9)}) == ["s3", "s2", "s1"]
+        assert await ids(store, where={"amount": (7, 9)}, order="-amount") == ["s1", "s2", "s3"]
+        assert await ids(store, where={"amount": (9, None)}, after="s1") == ["s0"]
+        assert await ids(store, where={"due": (None, TODAY + timedelta(days=1))}) == ["s0", "s1"]
+        assert await ids(store, where={"amount": (None, 6.5), "customer": "c-1"}) == ["s5"]
+        assert await ids(store, where={"customer": ("c-1", "c-1")}) == ["s1", "s3", "s5"]
+        await (await store.resume("s2")).append(said("x"))
+        assert await ids(store, order="-changed", where={"customer": "c-0"}) == ["s2", "s4", "s0"]
+        assert await ids(store, order="-changed") == await ids(store, recent=True)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+async def test_fields_are_part_of_the_session_until_they_are_removed(
+    address: str, tmp_path: Path
+) -> None:
+    described = {"a": "x", "b": 3, "c": -2.5, "d": False, "e": TODAY, "f": 4}
+    async with perdure.open_async(address.format(tmp_path)) as store:
+        session = await store.session("s")
+        assert session.fields == {}
+        await session.describe(a="x", b=3, c=-2.5, d=False, e=TODAY, f=4.0)
+        await session.label("vip")
+        assert session.fields == described
+        assert session.labels == {"vip"}
+        assert [type(value) for value in session.fields.values()] == [
+            *(str, int, float, bool, datetime, int)
+        ]
+        (info,) = [info async for info in store.sessions()]
+        assert info.fields == described
+        assert info.labels == {"vip"}
+        (record,) = [item async for item in session.records(kinds=["fields"])]
+        assert record.content.fields["e"] == TODAY  # type: ignore[attr-defined]
+        await session.describe(a="y", b=None, c=None)
+        for _ in range(300):  # Past a snapshot.
+            await session.note("n")
+    if address == "memory:":
+        return
+    async with perdure.open_async(address.format(tmp_path)) as store:
+        session = await store.resume("s")
+        assert session.fields == {"a": "y", "d": False, "e": TODAY, "f": 4}
+        assert (await session.verify()).snapshots == 1
+        assert await ids(store, where={"a": "x"}) == await ids(store, where={"b": 3}) == []
+        await store.delete("s")
+        assert await ids(store, where={"a": "y"}, deleted=True) == []
+        assert (await store.verify()).ok
+
+
+async def test_a_branch_has_no_fields_and_a_copy_has_them() -> None:
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+        await session.describe(customer="c-1")
+        branch, copy = await session.branch("branch"), await session.copy("copy")
+        assert (branch.fields, copy.fields) == ({}, {"customer": "c-1"})
+        assert await ids(store, where={"customer": "c-1"}) == ["copy", "s"]
+        await branch.describe(customer="c-2")
+        assert session.fields == {"customer": "c-1"}
+        assert (await store.verify()).ok
+
+
+async def test_fields_are_set_in_batches() -> None:
+    async with perdure.open_async("memory:") as store:
+        session, other = await store.session("s"), await store.session("t")
+        for _ in range(2):
+            async with session.batch(id="b") as batch:
+                batch.append(said("x"))
+                batch.describe(state="waiting", due=TODAY)
+        assert (session.fields, session.position) == ({"state": "waiting", "due": TODAY}, 3)
+        async with session.turn("go") as turn, turn.batch() as part:
+            part.describe(state="done")
+            part.complete()
+        async with store.batch() as both:
+            (await both.session(session)).describe(due=None)
+            (await both.session(other)).describe(state="done")
+        assert await ids(store, where={"state": "done"}) == ["s", "t"]
+        assert session.fields == {"state": "done"}
+
+
+async def test_two_handles_set_fields_of_one_session() -> None:
+    async with perdure.open_async("memory:") as store:
+        first, second = await store.session("s"), await store.session("s")
+        await first.describe(a=1)
+        async with first.lease():
+            await second.describe(a=2, b=1)  # As a label: neither a conflict, nor held up.
+        await first.describe(c=3)
+        assert first.fields == {"a": 2, "b": 1, "c": 3}
+        assert await ids(store, where={"a": 1}) == []
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no field": ({}, "at least one field"),
+    "a list": ({"a": [1]}, "the field 'a' must be str, int, float, bool or a datetime"),
+    "a text too long": ({"a": "ü" * 128}, "1 to 255 bytes"),
+    "an empty text": ({"a": ""}, "1 to 255 bytes"),
+    "a control character": ({"a": "x\ty"}, "control characters"),
+    "a surrogate": ({"a": "\ud800"}, "surrogate"),
+    "an integer too large": ({"a": 2**53}, "store it as a text"),
+    "not a number": ({"a": float("nan")}, "not a finite number"),
+    "infinity": ({"a": float("-inf")}, "not a finite number"),
+    "a time without a zone": ({"a": datetime(2026, 1, 1)}, "without a zone"),  # noqa: DTZ001
+    "a time before the first": (
+        {"a": datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1)))},
+        "UTC cannot express",
+    ),
+    "a name with a dash": ({"a-b": 1}, "a Python identifier"),
+    "a name too long": ({"a" * 64: 1}, "at most 63 bytes"),
+    "a name that is taken": ({"changed": 1}, "choose another name"),
+    "too many": ({f"f{number}": 1 for number in range(17)}, "at most 16 fields"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_fields_that_cannot_be_are_refused_and_change_nothing(what: str) -> None:
+    fields, text = WRONG[what]
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+        await session.describe(good=1)
+        with pytest.raises(UsageError, match=text):
+            await session.describe(**fields)
+        assert (session.fields, session.position) == ({"good": 1}, 1)
+
+
+async def test_a_full_session_gets_another_field_for_one_that_is_removed() -> None:
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+        await session.describe(**{f"f{number}": "x" * 255 for number in range(16)})
+        await session.label(*(f"label {number}" for number in range(12)))
+        with pytest.raises(UsageError, match="remove one with None first"):
+            await session.describe(more=1)
+        await session.describe(more=1, f0=None)
+        assert len(session.fields) == 16
+
+
+QUESTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "where is a list": ({"where": ["a"]}, "a dict of fields"),
+    "an operator": ({"where": {"a": {">": 3}}}, r"a range as a tuple \(lowest, highest\)"),
+    "None": ({"where": {"a": None}}, "give the field a value"),
+    "an id": ({"where": {"id": "s"}}, "prefix="),
+    "a change": ({"where": {"changed": TODAY}}, "order='-changed'"),
+    "a range of bools": ({"where": {"a": (False, True)}}, "the one value"),
+    "a range of two types": ({"where": {"a": (1, "x")}}, "two ends of one type"),
+    "a range without ends": ({"where": {"a": (None, None)}}, "must be .lowest, highest."),
+    "a range of three": ({"where": {"a": (1, 2, 3)}}, "must be .lowest, highest."),
+    "two ranges": ({"where": {"a": (1, 2), "b": (1, 2)}}, "one field can have a range"),
+    "a range in another order": ({"where": {"a": (1, 2)}, "order": "b"}, "order='a'"),
+    "a range by change": ({"where": {"a": (1, 2)}, "order": "-changed"}, "order='a'"),
+    "a value of a wrong type": ({"where": {"a": b"x"}}, "must be str, int"),
+    "a name": ({"where": {"a-b": 1}}, "a Python identifier"),
+    "the oldest first": ({"order": "changed"}, "order='-changed'"),
+    "ids backwards": ({"order": "-id"}, "order='id'"),
+    "an order of a wrong type": ({"order": 3}, "order must be str"),
+    "two orders": ({"order": "a", "recent": True}, "leave one of them out"),
+    "after a session without it": ({"order": "a", "after": "s"}, "has no field 'a'"),
+    "after a change": ({"order": "-changed", "after": "s"}, "`after` is an id"),
+    "a limit below 0": ({"limit": -1}, "0 or more"),
+}
+
+
+@pytest.mark.parametrize("what", QUESTIONS)
+async def test_a_question_without_an_answer_says_what_to_ask_instead(what: str) -> None:
+    chosen, text = QUESTIONS[what]
+    async with perdure.open_async("memory:") as store:
+        await (await store.session("s")).describe(b=1)
+        with pytest.raises(UsageError, match=text):
+            await ids(store, **chosen)
+
+
+class Plain(MemoryBackend):
+    capabilities = frozenset()
+
+
+async def test_a_store_without_an_order_of_values_still_finds_them() -> None:
+    async with perdure.open_async(ThreadedBackend(Plain())) as store:
+        await fill(store)
+        assert await ids(store, where={"customer": "c-1"}) == ["s1", "s3", "s5"]
+        for chosen in ({"order": "amount"}, {"where": {"amount": (1, 2)}}):
+            with pytest.raises(UnsupportedError, match="list them by id, and sort them"):
+                await ids(store, **chosen)
+
+
+async def test_a_copied_store_finds_them_too(tmp_path: Path) -> None:
+    source, target = f"files:{tmp_path}/a", f"sqlite:{tmp_path}/b.db"
+    async with perdure.open_async(source) as store:
+        await fill(store)
+    assert not (await perdure.copy_async(source, target, final=True)).problems
+    async with perdure.open_async(target) as store:
+        assert await ids(store, where={"amount": (7, 8)}) == ["s3", "s2"]
+        assert (await store.verify()).ok

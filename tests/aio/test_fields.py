@@ -97,8 +97,8 @@ async def test_fields_are_part_of_the_session_until_they_are_removed(
         (info,) = [info async for info in store.sessions()]
         assert info.fields == described
         assert info.labels == {"vip"}
-        (record,) = [item async for item in session.records(kinds=["fields"])]
-        assert record.content.fields["e"] == TODAY  # type: ignore[attr-defined]
+        records = session.records(kinds=["fields"])
+        assert [record.content.fields["e"] async for record in records] == [TODAY]  # type: ignore[attr-defined]
         await session.describe(a="y", b=None, c=None)
         for _ in range(300):  # Past a snapshot.
             await session.note("n")

@@ -1,5 +1,6 @@
 """`perdure ls`: what is listed, in which order, and what is not opened."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,43 @@ def test_the_most_recently_changed_comes_first(path: Path) -> None:
     with perdure.open(path) as store:
         store.session("what-if").note("later")
     assert ids(path, "--recent")[0] == "what-if"
+
+
+@pytest.mark.parametrize("address", ["sqlite:{}/fields.db", "files:{}/fields"])
+def test_sessions_are_found_and_sorted_by_fields(address: str, tmp_path: Path) -> None:
+    store_address = address.format(tmp_path)
+    with perdure.open(store_address) as store:
+        for number in range(4):
+            session = store.session(f"s{number}")
+            due = datetime(2026, 11, 18 - number, tzinfo=UTC)
+            session.describe(customer=f"c-{number % 2}", amount=number, code="17", due=due)
+            session.label("vip")
+        store.session("plain").append(said("x"))
+
+    def listed(*options: str) -> list[str]:
+        done = CliRunner().invoke(main, ["ls", "--store", store_address, "--json", *options])
+        assert done.exit_code == 0, done.output
+        return [found["id"] for found in objects(done)]
+
+    assert listed("--where", "customer=c-1") == ["s1", "s3"]
+    assert listed("--where", "customer=c-1", "--where", "amount=3") == ["s3"]
+    assert listed("--where", 'code="17"', "--order", "due") == ["s3", "s2", "s1", "s0"]
+    assert listed("--where", "amount=1..2", "--order=-amount") == ["s2", "s1"]
+    assert listed("--where", "amount=2..") == ["s2", "s3"]
+    assert listed("--where", "due=2026-11-17T00:00:00Z") == ["s1"]
+    assert listed("--order", "-amount", "--after", "s2", "--limit", "1") == ["s1"]
+    assert listed("--order", "-changed", "--where", "customer=c-0") == ["s2", "s0"]
+    for options in (["--where", "x"], ["--order", "changed"], ["--where", "amount=1..x"]):
+        done = CliRunner().invoke(main, ["ls", "--store", store_address, *options])
+        assert done.exit_code == 2, done.output
+    done = CliRunner().invoke(main, ["ls", "--store", store_address, "--where", "code=17"])
+    assert (done.exit_code, "matches" in done.output) == (1, True)
+    (one,) = objects(CliRunner().invoke(main, ["ls", "s1", "--store", store_address, "--json"]))
+    assert one["fields"]["due"] == "2026-11-17T00:00:00Z"
+    assert one["labels"] == ["vip"]
+    done = CliRunner().invoke(main, ["show", "s1", "--store", store_address])
+    assert "labels vip, amount=1, code=17, customer=c-1, due=2026-11-17T00" in done.output
+    assert "fields customer=c-1, amount=1, code=17, due=2026-11-17T00:00:00+00:00" in done.output
 
 
 def test_a_page_says_that_there_is_more_and_how_to_go_on(path: Path) -> None:

@@ -93,8 +93,8 @@ def test_fields_are_part_of_the_session_until_they_are_removed(
         (info,) = list(store.sessions())
         assert info.fields == described
         assert info.labels == {"vip"}
-        (record,) = [item for item in session.records(kinds=["fields"])]
-        assert record.content.fields["e"] == TODAY  # type: ignore[attr-defined]
+        records = session.records(kinds=["fields"])
+        assert [record.content.fields["e"] for record in records] == [TODAY]  # type: ignore[attr-defined]
         session.describe(a="y", b=None, c=None)
         for _ in range(300):  # Past a snapshot.
             session.note("n")

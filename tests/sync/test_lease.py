@@ -252,6 +252,7 @@ def test_what_is_open_to_all_is_named_in_one_table() -> None:
         "catch-up",
         "copy",
         "effect.settle",
+        "describe",
         "keep",
         "label",
         "lease.release",

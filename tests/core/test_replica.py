@@ -203,6 +203,29 @@ def test_a_torn_batch_counts_as_absent_and_the_session_goes_on(stored: int) -> N
     assert again.messages(last=2) == [said("first"), said("next")]
 
 
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_record_of_a_torn_batch_is_not_found_by_its_position(kept: int) -> None:
+    """Neither while it is the end of the session, nor when a later writer has discarded it."""
+    backend = MemoryBackend()
+    session = perdure.open(backend).session("s")
+    session.append(said("first"))
+    with pytest.raises(Crash):
+        dying(backend, keep=kept).append(said("a"), said("b"), said("c"))
+    for _ in range(2):
+        after = perdure.open(backend).session("s")
+        for position in range(2, 2 + kept):
+            for call in (after.record, after.retract, after.pin):
+                with pytest.raises(perdure.NotFoundError):
+                    call(position)
+        after.append(said("next"), said("last"))
+    after = perdure.open(backend).session("s")
+    position = after.position - 1
+    assert after.record(position).kind == "message", "its batch is whole"
+    after.pin(position)
+    after.retract(position)
+    assert contents(after)[-1] == "last"
+
+
 def test_a_torn_batch_is_completed_by_the_session_that_sent_it() -> None:
     backend = MemoryBackend()
     session = perdure.open(Torn(backend, keep=1, nth=2)).session("s")

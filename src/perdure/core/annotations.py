@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from perdure.backends.protocol import DELETED, HALF_COPIED, LABEL_BYTES_MAX, LABELS_MAX
+from perdure.core.history import find_entry
 from perdure.core.plans import Plan, RecordBatch, add_unless_stored
 from perdure.core.replica import Replica
 from perdure.core.state.conversation import PINS_MAX
@@ -23,7 +24,7 @@ from perdure.core.validation import (
 )
 from perdure.errors import ConflictError, NotFoundError, UsageError
 from perdure.formats.tool_calls import answers, open_calls
-from perdure.journal import codec, reader
+from perdure.journal import chain, codec
 from perdure.journal.chain import PendingRecord
 from perdure.journal.records import LabelsChanged, Message, Note, Pinned
 from perdure.journal.requests import Steps
@@ -107,9 +108,11 @@ def pin_message(replica: Replica, position: int, *, on: bool) -> Plan[int]:
 
 
 def _require_message(replica: Replica, position: int) -> Steps[None]:
-    if not 1 <= position <= replica.tip.position:
+    past = replica.history
+    linked = yield from find_entry(past, position)
+    if linked is None:
         raise NotFoundError(f"a record at {position}", f"the newest is at {replica.tip.position}")
-    content = yield from reader.read_content(replica.history, position)
+    content = chain.decode_content(past.stream.session, linked, past.cipher)
     if not isinstance(content, Message):
         raise UsageError(f"the record at {position} is a {content.kind}: only messages are pinned")
     if content.opaque:

@@ -241,14 +241,22 @@ def record_reader(
     return NewestRecordReader(past, settings, filter)
 
 
+def find_entry(past: History, position: int) -> Steps[VerifiedEntry | None]:
+    """Return the entry at a position that a caller chose; None if no record is stored there."""
+    first, last = past.torn or (0, 0)
+    beyond = not max(past.begin, 1) <= position <= past.tip.position
+    if beyond or first <= position <= last:
+        return None
+    linked = yield from reader.read_entry(past, position)
+    return None if (yield from reader.is_discarded(past, linked)) else linked
+
+
 def read_record(past: History, settings: Settings, position: int) -> Steps[Record]:
     """Return the record at a position; NotFoundError if the session has none there."""
-    first, last = past.torn or (0, 0)
-    beyond = not max(past.begin, 1) <= require_int(position, "position") <= past.tip.position
-    if beyond or first <= position <= last:
+    linked = yield from find_entry(past, require_int(position, "position"))
+    if linked is None:
         hint = f"it has records from {max(past.begin, 1)} to {past.tip.position}"
         raise NotFoundError(f"a record at {position} in session {past.stream.session!r}", hint)
-    linked = yield from reader.read_entry(past, position)
     return decode_record(past, settings, linked)
 
 

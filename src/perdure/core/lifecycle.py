@@ -23,10 +23,9 @@ from perdure.core.state.session_state import SessionState
 from perdure.core.validation import require_int, require_labels, require_session_id, require_str
 from perdure.errors import ConflictError, InUseError, NotFoundError, PerdureError, UsageError
 from perdure.journal import chain, codec, reader, requests
-from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedEntry
-from perdure.journal.reader import History, ParentStream
+from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
+from perdure.journal.reader import ParentStream
 from perdure.journal.records import (
-    BatchDiscarded,
     Branched,
     BranchKept,
     BranchReleased,
@@ -169,7 +168,9 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
         raise UsageError(f"{allowed}, not {position}")
     shared = yield from reader.read_entry(past, position)
     past = past.until(shared.tip)
-    yield from _require_complete_batch(past, shared)
+    if (yield from reader.is_discarded(past, shared)):
+        reason = f"entry {position} of {source.name!r} is part of a batch that a crash interrupted"
+        raise UsageError(f"{reason}: choose another position")
     yield from require_free(stream.session)
     state = yield from source.loader.state_at(past)
     # The position may be in the history that the source shares itself: the stream that stores it
@@ -188,19 +189,6 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
         raise
     yield from child.load()
     return child
-
-
-def _require_complete_batch(past: History, linked: VerifiedEntry) -> Steps[None]:
-    """Raise UsageError for a position in an incomplete batch: it does not count as stored."""
-    left, position = linked.header.remaining, linked.entry.position
-    if not left:
-        return
-    name = past.segment(position).stream.session
-    rest = yield from requests.read(name, after=position, limit=left)
-    headers = [chain.verify_entry(name, entry).header for entry in rest]
-    if len(headers) < left or any(header.kind == BatchDiscarded.kind for header in headers):
-        reason = f"entry {position} of {name!r} is part of a batch that a crash interrupted"
-        raise UsageError(f"{reason}: choose another position")
 
 
 def require_free(name: str, *, is_copy: bool = False) -> Steps[None]:

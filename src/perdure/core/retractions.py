@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.core.history import read_newest_messages
+from perdure.core.history import find_entry, read_newest_messages
 from perdure.core.messages import ANONYMOUS, encode_messages, parse_all
 from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
@@ -139,8 +139,12 @@ def _add(
 def _require_visible(batch: RecordBatch, position: int) -> Steps[None]:
     """Raise NotFoundError unless there is a message at a position that was not taken back."""
     if position <= batch.position and not batch.state.conversation.is_hidden(position):
-        record = yield from batch.read_record(position)
-        if record.content.kind == Message.kind:
+        if position > batch.tip.position:
+            kind = (yield from batch.read_record(position)).content.kind
+        else:
+            linked = yield from find_entry(batch.past, position)
+            kind = linked.header.kind if linked is not None else ""
+        if kind == Message.kind:
             return
     raise NotFoundError(f"a message at {position}", _NOT_THERE)
 

@@ -112,6 +112,23 @@ def read_entry(history: History, position: int, *, check_tip: bool = True) -> St
     return linked
 
 
+def is_discarded(history: History, linked: VerifiedEntry) -> Steps[bool]:
+    """Return whether a crash truncated the batch of an entry: then it does not count as stored.
+
+    Ask it of positions that a caller chose: no record refers to a discarded one.
+    """
+    left, position = linked.header.remaining, linked.entry.position
+    if not left:
+        return False
+    name = history.segment(position).stream.session
+    rest = yield from requests.read(name, after=position, limit=left)
+    headers = [chain.verify_entry(name, entry).header for entry in rest]
+    for expected, header in enumerate(headers, position + 1):
+        if header.position != expected:
+            yield from explain_missing(name, expected)
+    return len(headers) < left or any(header.kind == BatchDiscarded.kind for header in headers)
+
+
 def require_tip(history: History) -> Steps[None]:
     """Raise ChainError unless the store still has the last entry of a history."""
     tip = history.tip

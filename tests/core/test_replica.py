@@ -226,6 +226,25 @@ def test_a_record_of_a_torn_batch_is_not_found_by_its_position(kept: int) -> Non
     assert contents(after)[-1] == "last"
 
 
+def test_a_label_of_a_batch_that_was_torn_after_discarding_another_is_no_damage() -> None:
+    backend = MemoryBackend()
+    perdure.open(backend).session("s").append(said("first"))
+    with pytest.raises(Crash):
+        dying(backend, keep=1).append(said("a"), said("b"))
+    with pytest.raises(Crash):
+        dying(backend, keep=1).label("urgent")
+    session = perdure.open(backend).session("s")
+    assert [record.kind for record in session.records()] == ["message", "batch.discarded"]
+    assert (session.labels, next(iter(backend.streams())).labels) == (
+        frozenset(),
+        frozenset({"urgent"}),
+    )
+    assert session.verify().torn == 1
+    session.append(said("next"))
+    assert next(iter(backend.streams())).labels == frozenset()
+    session.verify()
+
+
 def test_a_torn_batch_is_completed_by_the_session_that_sent_it() -> None:
     backend = MemoryBackend()
     session = perdure.open(Torn(backend, keep=1, nth=2)).session("s")

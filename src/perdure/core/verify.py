@@ -13,7 +13,7 @@ from perdure.errors import ChainError, DamagedError, PerdureError
 from perdure.journal import chain, reader, requests
 from perdure.journal.chain import VerifiedEntry
 from perdure.journal.reader import ForwardReader, History
-from perdure.journal.records import IndexPage, Snapshot, Summary
+from perdure.journal.records import BatchDiscarded, IndexPage, Snapshot, Summary
 from perdure.journal.requests import Steps
 
 
@@ -54,6 +54,7 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
     forward = ForwardReader(past)
     recomputed, index_runs = SessionState(), _IndexRuns(replica.name)
     entries = snapshots = 0
+    newest = ""
     while (whole := (yield from forward.page())) is not None:
         for linked in whole:
             content = chain.decode_content(replica.name, linked, past.cipher)
@@ -65,10 +66,13 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
                 yield from _require_summary_source(replica.name, past, linked, content)
             payload = chain.open_body(replica.name, linked, past.cipher)
             recomputed.apply(linked.entry.position, linked.header.id, content, payload)
+            newest = linked.header.kind
         entries += len(whole)
     if (recomputed.facts(), recomputed.recent_ids) != (state.facts(), state.recent_ids):
         raise DamagedError(replica.name, 0, "its state does not match its records")
-    half_copied = yield from _require_head(replica, past, state)
+    # A crash may have truncated the append that discards a torn batch too, just after that record.
+    is_torn = past.torn is not None or newest == BatchDiscarded.kind
+    half_copied = yield from _require_head(replica, past, state, is_torn=is_torn)
     position, digest, torn = past.tip.position, past.tip.digest or "", len(forward.torn)
     return VerifyResult(replica.name, entries, position, digest, snapshots, torn, half_copied)
 
@@ -137,14 +141,16 @@ def _require_summary_source(
     raise DamagedError(name, position, reason)
 
 
-def _require_head(replica: Replica, past: History, state: SessionState) -> Steps[bool]:
+def _require_head(
+    replica: Replica, past: History, state: SessionState, *, is_torn: bool
+) -> Steps[bool]:
     """Raise unless the head matches history and state; return whether it is an unfinished copy."""
     position = past.tip.position
     head = yield from requests.head(replica.name)
     current = 0 if head is None else head.position
     if current < position:
         raise ChainError(replica.name, position, "the head is behind the entries that were read")
-    if head is None or current != position or past.torn:
+    if head is None or current != position or is_torn:
         # Another writer was faster, or an interrupted append left its labels on the head; the next
         # append corrects them.
         return False

@@ -6,16 +6,28 @@ process and in the next one.
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 import perdure
+from perdure.backends.files.backend import FilesBackend
 from perdure.backends.memory import MemoryBackend
+from perdure.backends.protocol import ATOMIC, RECENT, Backend, require_atomic, require_recent
+from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.core.retractions import RANGES_MAX
 from perdure.core.state.conversation import CALLS_MAX, PINS_MAX, SUMMARIES_MAX, SYSTEMS_MAX
 from perdure.errors import ApprovalPendingError, NotFoundError, PerdureError, UsageError
+from perdure.testing.contract.samples import append_of
+from tests.promises.places import fast_directory
+from tests.support import contents
 
 COUNTS = (256, 257, 1_024, 1_025)
+
+
+def hello(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
 
 
 def chat_calls(count: int, prefix: str = "c") -> dict[str, Any]:
@@ -213,6 +225,73 @@ def calls_with_an_unknown_outcome(session: perdure.Session, count: int) -> None:
     assert len(session.effects.unknown()) == count
 
 
+def messages_in_one_append(session: perdure.Session, count: int) -> None:
+    texts = [f"{number}" for number in range(count)]
+    session.append(*(hello(text) for text in texts), id="many")
+    position = session.position
+    assert session.append(*(hello(text) for text in texts), id="many") <= position
+    assert session.position == position, "it is known by its id"
+    assert contents(session) == texts
+
+
+def parts_of_a_batch(session: perdure.Session, count: int) -> None:
+    with session.batch() as batch:
+        for number in range(count):
+            batch.append(hello(f"{number}"))
+            batch.note(number, topic=f"topic {number}", id=f"note {number}")
+            batch.set(f"key {number}", number)
+    assert len(session) == count
+    assert [session.get(f"key {number}") for number in range(count)] == [*range(count)]
+    for number in (0, count // 2, count - 1):
+        assert [record.content.data for record in session.notes(f"topic {number}")] == [number]  # type: ignore[attr-defined]
+
+
+def _every_second(session: perdure.Session, count: int) -> list[int]:
+    messages = [hello(f"{number}") for number in range(2 * count)]
+    for start in range(0, 2 * count, 8):
+        session.append(*messages[start : start + 8])
+    return [record.position for record in session.records(kinds=["message"])][::2]
+
+
+def retractions_in_one_call(session: perdure.Session, count: int) -> None:
+    session.retract(*_every_second(session, count))
+    assert len(session) == count
+
+
+def retractions(session: perdure.Session, count: int) -> None:
+    for position in _every_second(session, count):
+        session.retract(position)
+    assert len(session) == count
+
+
+def replacements(session: perdure.Session, count: int) -> None:
+    for position in _every_second(session, count):
+        session.replace(position, position, hello("other"))
+    assert contents(session).count("other") == count
+
+
+def ids(session: perdure.Session, count: int) -> None:
+    """Of turns, messages and notes; all are known when they are repeated, by a new handle too."""
+    for again in range(2):
+        for number in range(count):
+            with session.turn(f"{number}", id=f"turn {number}") as turn:
+                assert turn.ended == bool(again)
+            session.append(hello("same"), id=f"message {number}")
+            session.note("same", id=f"note {number}")
+    assert len(session) == 2 * count
+
+
+def interrupted_turns(session: perdure.Session, count: int) -> None:
+    for number in range(count):
+        turn = session.turn(f"{number}", id=f"turn {number}")
+        with turn:
+            turn.suspend()
+    assert len(session.interrupted) == count
+    for turn in session.interrupted[:2]:
+        turn.abandon()
+    assert len(session.interrupted) == count - 2
+
+
 class Limit(NamedTuple):
     """What is counted, the most that is allowed (None: any number), and the error beyond."""
 
@@ -241,6 +320,13 @@ LIMITS = [
     Limit(branches, counts=COUNTS[:2]),  # Each opens a session, which takes a while.
     Limit(tools_on_offer),
     Limit(calls_with_an_unknown_outcome),
+    Limit(messages_in_one_append),
+    Limit(parts_of_a_batch),
+    Limit(retractions_in_one_call, RANGES_MAX, text="retract whole ranges"),
+    Limit(retractions, RANGES_MAX, text="retract whole ranges", counts=(1_025,)),
+    Limit(replacements, RANGES_MAX // 2, text="retract whole ranges", counts=(513,)),
+    Limit(ids),
+    Limit(interrupted_turns),
 ]
 
 
@@ -270,3 +356,35 @@ def test_a_count_at_or_beyond_a_bound_works_or_is_refused(limit: Limit, count: i
 def test_the_most_that_is_allowed_works(limit: Limit) -> None:
     assert limit.most is not None
     limit.use(perdure.open("memory:").session("s"), limit.most)
+
+
+def test_a_store_holds_any_count_of_sessions_in_a_commit_and_a_listing() -> None:
+    """On each kind of store: pages, groups and commits are bounded, what they hold is not."""
+    for kind in ("memory", "sqlite", "files"):
+        for count in COUNTS if kind != "files" else COUNTS[:2]:  # Each has a file of its own.
+            with fast_directory() as folder:
+                _use_many_sessions(backend_of(kind, folder), count)
+
+
+def backend_of(kind: str, folder: Path) -> Backend:
+    if kind == "sqlite":
+        return SqliteBackend(folder / "store.db")
+    return FilesBackend(folder / "store") if kind == "files" else MemoryBackend()
+
+
+def _use_many_sessions(backend: Backend, count: int) -> None:
+    names = [f"s{number:05}" for number in range(count)]
+    outcomes = backend.append([append_of(name, 1, 2, "tag") for name in names])
+    assert {outcome.status for outcome in outcomes} == {"stored"}
+    outcomes = backend.append([append_of(name, 3, 3, "tag", "other") for name in names])
+    assert {outcome.status for outcome in outcomes} == {"stored"}
+    for chosen in ({}, {"prefix": "s"}, {"labels": ["tag"]}, {"labels": ["tag", "other"]}):
+        assert [head.stream for head in backend.streams(**chosen)] == names
+    assert [head.stream for head in backend.streams(limit=count - 1)] == names[:-1]
+    if RECENT in backend.capabilities:
+        assert {head.stream for head in require_recent(backend).recent()} == {*names}
+    if ATOMIC in backend.capabilities:
+        together = [append_of(name, 4, 4, "tag") for name in names]
+        assert require_atomic(backend).append_together(together).status == "stored"
+        assert {head.position for head in backend.streams()} == {4}
+    backend.close()

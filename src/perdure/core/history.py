@@ -241,14 +241,19 @@ def record_reader(
     return NewestRecordReader(past, settings, filter)
 
 
-def find_entry(past: History, position: int) -> Steps[VerifiedEntry | None]:
-    """Return the entry at a position that a caller chose; None if no record is stored there."""
+def find_entry(past: History, position: int, *, whole: int = 0) -> Steps[VerifiedEntry | None]:
+    """Return the entry at a position that a caller chose; None if no record is stored there.
+
+    Batches up to the position `whole` are known to be complete.
+    """
     first, last = past.torn or (0, 0)
     beyond = not max(past.begin, 1) <= position <= past.tip.position
     if beyond or first <= position <= last:
         return None
     linked = yield from reader.read_entry(past, position)
-    return None if (yield from reader.is_discarded(past, linked)) else linked
+    if position > whole and (yield from reader.is_discarded(past, linked)):
+        return None
+    return linked
 
 
 def read_record(past: History, settings: Settings, position: int) -> Steps[Record]:

@@ -18,9 +18,11 @@ from perdure.core.validation import require_int, require_record_id, require_str
 from perdure.errors import NotFoundError, UsageError
 from perdure.journal import chain, codec
 from perdure.journal.chain import PendingRecord
-from perdure.journal.reader import ForwardReader
+from perdure.journal.reader import PAGE, ForwardReader
 from perdure.journal.records import Message, MessagesReplaced, MessagesRetracted
 from perdure.journal.requests import Steps
+
+NEARBY = 16  # entries; most batches that end after a range do so within them
 
 RANGES_MAX = 1024  # ranges; the state holds them all, and neighbors are joined
 
@@ -44,8 +46,7 @@ def retract_messages(
             if stored:
                 return stored
         visible = {*singles}
-        for position in singles:
-            yield from _require_visible(batch, position)
+        yield from _require_visible(batch, singles)
         for first, last in ranges:
             visible |= {*(yield from _visible(batch, first, last))}
         clipped = clip_ranges(ranges, batch.position)
@@ -136,17 +137,19 @@ def _add(
     return position
 
 
-def _require_visible(batch: RecordBatch, position: int) -> Steps[None]:
-    """Raise NotFoundError unless there is a message at a position that was not taken back."""
-    if position <= batch.position and not batch.state.conversation.is_hidden(position):
-        if position > batch.tip.position:
+def _require_visible(batch: RecordBatch, positions: Sequence[int]) -> Steps[None]:
+    """Raise NotFoundError unless each position, in order, has a message that was not taken back."""
+    whole = 0
+    for position in positions:
+        kind = ""
+        if batch.tip.position < position <= batch.position:
             kind = (yield from batch.read_record(position)).content.kind
-        else:
-            linked = yield from find_entry(batch.past, position)
-            kind = linked.header.kind if linked is not None else ""
-        if kind == Message.kind:
-            return
-    raise NotFoundError(f"a message at {position}", _NOT_THERE)
+        elif position <= batch.tip.position:
+            linked = yield from find_entry(batch.past, position, whole=whole)
+            if linked is not None:
+                kind, whole = linked.header.kind, position + linked.header.remaining
+        if kind != Message.kind or batch.state.conversation.is_hidden(position):
+            raise NotFoundError(f"a message at {position}", _NOT_THERE)
 
 
 def _visible(batch: RecordBatch, first: int, last: int) -> Steps[list[int]]:
@@ -158,7 +161,8 @@ def _visible(batch: RecordBatch, first: int, last: int) -> Steps[list[int]]:
             new = range(item.new_first, item.new_last + 1)
             positions += [position for position in new if not conversation.is_hidden(position)]
     forward = ForwardReader(past, after=first - 1)
-    while (page := (yield from forward.page())) is not None:
+    size = min(last - first + NEARBY, PAGE)
+    while (page := (yield from forward.page(size))) is not None:
         for linked in page:
             position = linked.entry.position
             if position > last:

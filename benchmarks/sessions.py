@@ -2,7 +2,9 @@
 
 Each size has a store of its own, and the sizes take turns, so that whatever else the machine does
 hits all of them alike. Beside its sessions a store has half as many deleted ones, which come first
-by id, and a few that have a label or a prefix for themselves and changed before all others.
+by id, and a few that have a label or a prefix for themselves and changed before all others. Its
+sessions are described by three fields: ten have the same customer, a third the same state, and the
+amount differs.
 """
 
 import random
@@ -15,12 +17,13 @@ from pathlib import Path
 import perdure
 from benchmarks.report import Line, Part, Progress, table
 from perdure.backends.addresses import open_backend
-from perdure.backends.protocol import DELETED, RECENT, Append, Backend
+from perdure.backends.protocol import DELETED, ORDER, RECENT, Append, Backend
+from perdure.core.state.fields import encode_value, labels_of
 from perdure.journal import chain, codec
 from perdure.journal.chain import EMPTY_CHAIN, PendingRecord, StreamIdentity
 from perdure.journal.cipher import PlainCipher
 from perdure.journal.ids import random_text
-from perdure.journal.records import Content, Deleted, LabelsChanged, Message
+from perdure.journal.records import Content, Deleted, FieldsChanged, LabelsChanged, Message
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 AT_ONCE = 2_000  # Sessions in one append while a store is filled.
@@ -29,6 +32,8 @@ TENANTS = 3  # So few that even the smallest store has a whole page of each.
 VIP_EVERY = 3
 DELETED_EVERY = 2  # For so many sessions there is a deleted one.
 OLD = 200
+STATES = 3
+CUSTOMER_SESSIONS = 10  # Sessions of one customer, which follow each other by number.
 TIMES_MAX = 2.0  # So much slower the largest may be than the smallest.
 NOISE = 0.002  # Seconds; scattered pages and a busy machine make so much of a difference.
 COLD = ", cold"  # For the first time at a place: of a large store its pages come from the disk.
@@ -42,6 +47,11 @@ SAID = [
 def name_of(number: int) -> str:
     """Return the id of a session; those of one tenant share a prefix."""
     return f"tenant-{number % TENANTS:02}/claim-{number:07}"
+
+
+def customer_of(number: int) -> str:
+    """Return the customer of a session."""
+    return f"c-{number // CUSTOMER_SESSIONS}"
 
 
 def fill(backend: Backend, size: int, say: Callable[[str], object] = len) -> None:
@@ -64,22 +74,34 @@ def _appends(size: int) -> Iterator[Append]:
     for number in range(size // DELETED_EVERY):
         yield _append(f"archive/claim-{number:07}", number, DELETED)
     for number in range(size):
-        yield _append(name_of(number), number, *(["vip"] if number % VIP_EVERY == 0 else []))
+        labels = ["vip"] if number % VIP_EVERY == 0 else []
+        amount = number * 7919 % size  # Each value once, in another order than that of the ids.
+        fields: dict[str, str | int] = {
+            "customer": customer_of(number),
+            "state": number % STATES,
+            "amount": amount,
+        }
+        yield _append(name_of(number), number, *labels, fields=fields)
 
 
-def _append(name: str, number: int, *labels: str) -> Append:
+def _append(
+    name: str, number: int, *labels: str, fields: dict[str, str | int] | None = None
+) -> Append:
     contents: list[Content] = [Message(message=message) for message in SAID]
     if DELETED in labels:
         contents = [Deleted(reason="retention")]
     elif labels:
         contents += [LabelsChanged(add=labels)]
+    if fields is not None:
+        contents += [FieldsChanged(fields=fields)]
+    texts = {field: encode_value(value, field) for field, value in (fields or {}).items()}
     drafts = [
         PendingRecord(f".{random_text()}", content, codec.encode(content)) for content in contents
     ]
     at = chain.timestamp(1.7e9 + number)
     stream = StreamIdentity(name, random_text())
     entries, _ = chain.link_entries(stream, EMPTY_CHAIN, drafts, time=at, cipher=PlainCipher())
-    return Append(name, entries, frozenset(labels))
+    return Append(name, entries, labels_of(texts).union(labels))
 
 
 class Subject:
@@ -109,6 +131,7 @@ class Subject:
         yield f"list {PAGE} after one{COLD}", _timed(lambda: _page(store, after=start))
         yield f"list {PAGE} after one", _timed(lambda: _page(store, after=start))
         yield f"list {PAGE} after many deleted ones", _timed(lambda: _page(store))
+        yield from self._by_fields(store)
         if RECENT in store.guarantees().capabilities:
             yield f"list {PAGE} most recent", _timed(lambda: _page(store, recent=True))
             found = _timed(lambda: _page(store, recent=True, labels=["vip"]))
@@ -122,6 +145,36 @@ class Subject:
         self._new += 1
         new = store.session(f"new/{self._run}-{self._new}")
         yield "append to a new one", _timed(lambda: new.append(SAID[0]))
+
+    def _by_fields(self, store: perdure.Store) -> Iterator[tuple[str, float]]:
+        customer = customer_of(self._draw.randrange(self.size))
+        questions: dict[str, dict[str, object]] = {
+            "of one customer": {"where": {"customer": customer}},
+            f"of one customer and a state of {STATES}": {
+                "where": {"customer": customer, "state": self._draw.randrange(STATES)}
+            },
+            f"in a state of {STATES}": {"where": {"state": 1}},
+        }
+        if ORDER in store.guarantees().capabilities:
+            questions |= {
+                "by amount, the highest first": {"order": "-amount"},
+                "in a range of amounts": {"where": {"amount": (self.size // 2, None)}},
+                "of one customer, by amount": {"where": {"customer": customer}, "order": "amount"},
+                f"in a state of {STATES}, by amount": {"where": {"state": 1}, "order": "amount"},
+            }
+        if RECENT in store.guarantees().capabilities:
+            questions |= {
+                "of one customer, most recent": {
+                    "where": {"customer": customer},
+                    "order": "-changed",
+                },
+                f"in a state of {STATES}, most recent": {
+                    "where": {"state": 1},
+                    "order": "-changed",
+                },
+            }
+        for what, chosen in questions.items():
+            yield f"list {PAGE} {what}", _timed(lambda: _page(store, **chosen))  # noqa: B023 - called at once
 
     def close(self) -> None:
         self._store.close()

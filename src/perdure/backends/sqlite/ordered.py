@@ -14,8 +14,8 @@ from perdure.backends.sqlite.reading import (
     LABEL_LISTING,
     LABEL_LISTING_DOWN,
     choose_label,
-    head_by_key,
     head_from_label,
+    heads_by_key,
     listing_rows,
 )
 from perdure.backends.sqlite.recent import SORT_MAX, sorted_keys
@@ -49,13 +49,10 @@ class ValueListing:
             few = sorted_keys(db, self._choice, SORT_MAX)
             if few is not None:
                 self.ended = True
-                return self._sort([head_by_key(db, key, self._choice) for key in few])
+                heads = heads_by_key(db, list(few), self._choice)
+                return arrange(self._order, filter(self._choice.matches, heads))
         self._rows = PAGE_ROWS if self._rows else FIRST_ROWS
         return self._scan(db)
-
-    def _sort(self, heads: list[Head | None]) -> list[Head]:
-        matching = [head for head in heads if head is not None and self._choice.matches(head)]
-        return arrange(self._order, matching)
 
     def _scan(self, db: apsw.Connection) -> list[Head]:
         sql = LABEL_LISTING_DOWN if self._order.reverse else LABEL_LISTING

@@ -6,6 +6,7 @@ with its key, and a row with the index that led to it. Nothing is written.
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import apsw
@@ -26,8 +27,10 @@ LAST_HEADER = (
     f"(select {HEADER} from entry where entry.stream = h.id and entry.position = h.position)"  # noqa: S608
 )
 
-HEAD_IN_LISTING = (
-    f"select name, position, digest, labels, {LAST_HEADER} from head as h where id = ?"  # noqa: S608
+# The heads of some keys, a JSON array: one call of the driver for a page.
+HEADS_BY_KEY = (
+    f"select h.id, name, position, digest, labels, {LAST_HEADER}"  # noqa: S608
+    " from json_each(?) as asked cross join head as h on h.id = asked.value"
 )
 
 ANY_ENTRY = "select position from entry where stream = ? limit 1"
@@ -72,7 +75,7 @@ LABEL_LISTING_DOWN = (
 WITHOUT_HEADER = {
     sql: sql.replace(LAST_HEADER, "null")
     for sql in (
-        *(HEAD_IN_LISTING, BY_NAME, BY_NAME_LIVE, BY_LABEL),
+        *(HEADS_BY_KEY, BY_NAME, BY_NAME_LIVE, BY_LABEL),
         *(LABEL_LISTING, LABEL_LISTING_DOWN),
     )
 }
@@ -172,17 +175,22 @@ def listing_rows(
     return db.execute(WITHOUT_HEADER[sql], bindings).fetchall()
 
 
-def head_by_key(db: apsw.Connection, key: int, choice: StreamFilter) -> Head | None:
-    """Return the head with a key, None if the stream was removed and has no entries either."""
-    for row in listing_rows(db, HEAD_IN_LISTING, (key,), choice):
-        return head_from_label((row[0], key, *row), None)
-    _require_no_entries(db, key, f"the stream with key {key}")
-    return None
+def heads_by_key(db: apsw.Connection, keys: Sequence[int], choice: StreamFilter) -> list[Head]:
+    """Return the heads with some keys, in their order; a stream that was removed has none."""
+    asked = msgspec.json.encode(keys).decode()
+    rows = {row[0]: row for row in listing_rows(db, HEADS_BY_KEY, (asked,), choice)}
+    heads = []
+    for key in keys:
+        if key in rows:
+            heads.append(head_from_label((rows[key][1], *rows[key]), None))
+        else:
+            _require_no_entries(db, key, f"the stream with key {key}")
+    return heads
 
 
-def require_label(db: apsw.Connection, head: Head | None, label: str | None) -> None:
+def require_label(db: apsw.Connection, head: Head, label: str | None) -> None:
     """Raise DamagedError if a head is listed under a label that it does not have."""
-    if head is None or label is None or label in head.labels:
+    if label is None or label in head.labels:
         return
     if db.execute(HAS_LABEL, (label, head.stream)).get:
         raise DamagedError(head.stream, 0, WRONG_LABEL)

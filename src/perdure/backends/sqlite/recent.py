@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 
 from perdure.backends.protocol import Head, StreamFilter
-from perdure.backends.sqlite.reading import choose_label, head_by_key, require_label
+from perdure.backends.sqlite.reading import choose_label, heads_by_key, require_label
 from perdure.backends.sqlite.schema import DELETED_LABELS
 from perdure.errors import DamagedError
 
@@ -84,13 +84,13 @@ class RecentListing:
         if self._sorted is None and self._wasted >= self._enough:
             choose_label(db, self._choice)
             self._sorted = sorted_keys(db, self._choice, self._wasted)
-            self._enough = 2 * self._wasted
+            self._enough = 4 * self._wasted  # Where many match, the scan finds a page soon.
         return self._scan(db) if self._sorted is None else self._next_sorted(db, self._sorted)
 
     def _scan(self, db: apsw.Connection) -> list[Head]:
         keys, deleted = self._row_scan.page(db)
         self.ended = self._row_scan.ended
-        heads = self._matching([head_by_key(db, key, self._choice) for key in keys])
+        heads = self._matching(heads_by_key(db, keys, self._choice))
         self._wasted += deleted + HEAD_COST * (len(keys) - len(heads))
         return heads
 
@@ -98,13 +98,13 @@ class RecentListing:
         # The scan has yielded those that it saw: a stream is listed once.
         page = list(islice((key for key in keys if key not in self._row_scan.seen), PAGE_HEADS))
         self.ended = len(page) < PAGE_HEADS
-        heads = [head_by_key(db, key, self._choice) for key in page]
+        heads = heads_by_key(db, page, self._choice)
         for head in heads:
             require_label(db, head, self._choice.label)
         return self._matching(heads)
 
-    def _matching(self, heads: Iterable[Head | None]) -> list[Head]:
-        return [head for head in heads if head is not None and self._choice.matches(head)]
+    def _matching(self, heads: Iterable[Head]) -> list[Head]:
+        return [head for head in heads if self._choice.matches(head)]
 
 
 def sorted_keys(db: apsw.Connection, choice: StreamFilter, most: int) -> Iterator[int] | None:

@@ -23,7 +23,7 @@ from perdure.errors import DamagedError
 
 FIRST_ROWS = 64  # rows of the first page; a caller that shows one screen should not wait for more
 
-PAGE_ROWS = 256  # rows of the other pages
+PAGE_ROWS = 256  # rows of the longest pages; each has twice the rows of the one before
 
 
 class ValueListing:
@@ -51,7 +51,7 @@ class ValueListing:
                 self.ended = True
                 heads = heads_by_key(db, list(few), self._choice)
                 return arrange(self._order, filter(self._choice.matches, heads))
-        self._rows = PAGE_ROWS if self._rows else FIRST_ROWS
+        self._rows = min(2 * self._rows, PAGE_ROWS) or FIRST_ROWS
         return self._scan(db)
 
     def _scan(self, db: apsw.Connection) -> list[Head]:

@@ -87,6 +87,9 @@ COUNT_MAX = 1000  # rows of each label that are counted to find the rarest
 HAS_LABEL = "select 1 from label where label = ? and name = ?"
 
 
+_decode_labels = msgspec.json.Decoder(frozenset[str]).decode  # Twice as fast as `json.decode`.
+
+
 WRONG_LABEL = "it is listed under a label that its head does not have"
 
 
@@ -119,7 +122,7 @@ def verified_head(stream: str, row: tuple[Any, ...]) -> Head:
         raise DamagedError(stream, 0, "its head has a column of the wrong type")
     try:
         # "[]" is by far the most common value: skip the decoder.
-        parsed = msgspec.json.decode(labels, type=frozenset[str]) if labels != "[]" else frozenset()
+        parsed = _decode_labels(labels) if labels != "[]" else frozenset()
     except (msgspec.MsgspecError, TypeError, UnicodeError) as error:
         raise DamagedError(stream, 0, "the labels of its head cannot be read") from error
     return Head(stream, position, digest, parsed)

@@ -1,10 +1,10 @@
 """P8 with writers that are stopped: a frozen process keeps no other process from reading.
 
 A child process writes, and is stopped (SIGSTOP) while it does: before a call to the file system
-that is counted in advance, or at a random moment. While it is stopped, with whatever locks it
-holds, another process must open the store, list, read and verify everything that was acknowledged,
-blocking and async. A write may be stored, or must say in time what to do. Then the child is killed,
-and everything that the reader was shown must still be there.
+that is counted in advance, or at a random moment after its first write. While it is stopped, with
+whatever locks it holds, another process must open the store, list, read and verify everything that
+was acknowledged, blocking and async. A write may be stored, or must say in time what to do. Then
+the child is killed, and everything that the reader was shown must still be there.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import itertools
 import os
 import random
 import re
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from tests.promises import children
 from tests.promises.calls import LOOKS, Call, Watcher, let_pass
 from tests.promises.kinds import FILES, SQLITE, Kind
 from tests.promises.places import fast_directory
-from tests.promises.promise import Promise, Trial, in_time
+from tests.promises.promise import PATIENCE, Promise, Trial, in_time
 
 READING = 5.0  # Seconds that a reader waits for locks at most; it must not have to.
 WRITING = 0.05  # Seconds that a writer waits for locks here.
@@ -118,6 +119,8 @@ class StoppedWriter:
 
         self.pid, self._pipe = children.fork(work)
         if not call:
+            # Not while it opens the store: it may have to recover the log that the last one left.
+            select.select([self._pipe], [], [], PATIENCE)
             time.sleep(after)
             os.kill(self.pid, signal.SIGSTOP)
         _, status = os.waitpid(self.pid, os.WUNTRACED)

@@ -14,6 +14,7 @@ import perdure
 from perdure.backends.sqlite import connections as connections_module
 from perdure.backends.sqlite import schema
 from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.backends.sqlite.errors import translate_error
 from perdure.errors import DamagedError, UnavailableError, UsageError
 from perdure.testing.contract.samples import append_all, append_of, entries
 from tests.promises import places
@@ -172,6 +173,23 @@ def test_a_store_that_is_only_busy_is_not_taken_for_one_that_can_only_be_read(
     other.close()
     assert append_all(backend, append_of("s", 4, 4)) == ["stored"]
     backend.close()
+
+
+def test_a_store_that_another_process_creates_or_recovers_says_what_to_do(path: Path) -> None:
+    other = apsw.Connection(str(path))
+    other.pragma("locking_mode", "exclusive")
+    other.execute("begin exclusive")
+    with pytest.raises(UnavailableError, match=r"creates or recovers.*resume or end that process"):
+        SqliteBackend(path, timeout=0.05)
+    other.close()
+    SqliteBackend(path).close()
+
+
+@pytest.mark.parametrize("error", [apsw.BusyError, apsw.ProtocolError])
+def test_an_error_about_a_lock_says_what_to_do(error: type[apsw.Error]) -> None:
+    translated = translate_error(error(), "sqlite:agents.db")
+    assert isinstance(translated, UnavailableError)
+    assert "resume or end that process" in str(translated)
 
 
 def test_a_file_that_goes_away_is_told_of(only_reading: SqliteBackend, path: Path) -> None:

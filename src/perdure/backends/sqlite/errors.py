@@ -27,6 +27,8 @@ _CHECK_DIRECTORY = "check that its directory exists and that this user may write
 _HINTS: tuple[tuple[type[Exception], str, str], ...] = (
     (apsw.FullError, "the disk is full", "free space, then try again"),
     (apsw.BusyError, "another process holds the lock", STOPPED_WRITER_HINT),
+    # After ten seconds, if a process was stopped while it changes the index of the log.
+    (apsw.ProtocolError, "another process holds the lock", STOPPED_WRITER_HINT),
     (apsw.LockedError, "another connection holds the lock", "try again later"),
     (apsw.CantOpenError, "the file cannot be opened", _CHECK_DIRECTORY),
     (apsw.ReadOnlyError, "the file cannot be written", _CHECK_PERMISSIONS),

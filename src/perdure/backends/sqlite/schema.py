@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import apsw
 
+from perdure.backends.filesystem import STOPPED_WRITER_HINT
 from perdure.backends.fork_safety import fork_safe_lock
 from perdure.backends.guarantees import Acceptance, Check, Guarantees
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
@@ -138,8 +139,8 @@ def open_writer(
             # Two processes that create the same file at once can meet a lock that SQLite does not
             # wait for. busy() sleeps, and returns False after its timeout.
             if not busy(attempt):
-                reason = "another process holds the lock while creating the store"
-                raise UnavailableError(name, reason)
+                reason = "another process holds the lock while it creates or recovers the store"
+                raise UnavailableError(name, reason, STOPPED_WRITER_HINT)
             attempt += 1
         _require_tables(connection, name)
         # A process killed between writing and syncing leaves entries in the log that SQLite has

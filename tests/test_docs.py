@@ -208,7 +208,7 @@ def test_every_error_is_in_the_reference() -> None:
 
 
 def test_every_kind_of_record_is_in_the_format() -> None:
-    from perdure.journal.records import KINDS
+    from perdure.journal.kinds import KINDS
 
     text = FORMAT.read_text("utf-8")
     for kind, content in KINDS.items():

@@ -230,7 +230,7 @@ def replay(
     types, or as the application's own types that are passed in `errors`.
     """
     from perdure.core.replay.result import ReplayRequest, _error_types
-    from perdure.journal.records import KINDS
+    from perdure.journal.kinds import KINDS
     from perdure.sync.replay import replay as replay_sync
     from perdure.sync.session import Session
 

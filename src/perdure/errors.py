@@ -4,6 +4,7 @@
     ├── UsageError        fix the call                       also a ValueError
     │   └── ContextWindowError   the newest turn does not fit into the window
     ├── NotFoundError     nothing is stored under that name  also a LookupError
+    │   └── CompactedError       it was there, and a compaction dropped it
     ├── SummaryError      no summary was made: retry another way, or continue without one
     ├── ConflictError     another writer was first: re-read, decide and retry
     ├── LeaseHeldError    another worker holds the session: wait for its lease
@@ -94,6 +95,26 @@ class NotFoundError(PerdureError, LookupError):
 
     def __str__(self) -> str:
         return f"{self.what} not found" + (f": {self.hint}" if self.hint else "")
+
+
+class CompactedError(NotFoundError):
+    """A compaction dropped the record at a position. The session is complete from a later one.
+
+    Records from `complete_from` on, and the state of the session, are as before.
+    """
+
+    def __init__(self, session: str, position: int, complete_from: int) -> None:
+        PerdureError.__init__(self, session, position, complete_from)
+        self.session = session
+        self.position = position
+        self.complete_from = complete_from
+        self.what = f"a record at {position} in session {session!r}"
+        self.hint = f"it was compacted, and is complete from {complete_from}"
+
+    def __str__(self) -> str:
+        what = f"the record at {self.position} of session {self.session!r} was compacted"
+        hint = "call session.refresh() if this view is older, and read from there"
+        return f"{what}, which is complete from {self.complete_from}: {hint}"
 
 
 class SummaryError(PerdureError):

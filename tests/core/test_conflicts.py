@@ -7,7 +7,7 @@ import pytest
 import perdure
 from perdure.core.conflicts import CONFLICT_RULES
 from perdure.errors import ConflictError
-from perdure.journal.records import KINDS
+from perdure.journal.kinds import KINDS
 from tests.support import contents, said, store_in_memory
 
 

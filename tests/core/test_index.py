@@ -584,7 +584,7 @@ def test_a_damaged_page_stops_neither_appends_nor_later_runs(small: None) -> Non
 def test_verify_finds_an_index_that_does_not_match_the_records(
     fault: str, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = index._encode_run
+    real = index.encode_run
 
     def faulty(rows: Sequence[bytes], merged: int) -> list[IndexPage]:
         if fault == "lost":
@@ -609,7 +609,7 @@ def test_verify_finds_an_index_that_does_not_match_the_records(
     session = perdure.open(MemoryBackend()).session("s")
     notes(session, 10)
     session.verify()
-    monkeypatch.setattr(index, "_encode_run", faulty)
+    monkeypatch.setattr(index, "encode_run", faulty)
     notes(session, 6, 10)
     with pytest.raises(DamagedError, match="index"):
         session.verify()

@@ -13,7 +13,8 @@ import pytest
 from perdure.errors import PayloadError, UsageError, VersionError
 from perdure.journal import codec
 from perdure.journal.codec import Codec
-from perdure.journal.records import KINDS, Content, Message, Note
+from perdure.journal.kinds import KINDS
+from perdure.journal.records import Content, Message, Note
 from perdure.journal.user_types import TypeCodec
 
 

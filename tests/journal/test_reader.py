@@ -11,6 +11,7 @@ from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Append, Entry
 from perdure.errors import ChainError, DamagedError, NotFoundError, VersionError
 from perdure.journal import chain, codec
+from perdure.journal import kinds as kinds_module
 from perdure.journal import records as records_module
 from perdure.journal.chain import PendingRecord, entry_digest
 from tests.support import said, store_in_memory
@@ -88,7 +89,7 @@ def test_a_record_of_a_newer_perdure_is_not_taken_for_damage(
 ) -> None:
     opened, _ = store
     opened.session("s").note("from the future")
-    monkeypatch.delitem(records_module.KINDS, "note")
+    monkeypatch.delitem(kinds_module.KINDS, "note")
     with pytest.raises(VersionError, match="upgrade"):
         list(opened.records("s", on_damage=lambda _: None))
 

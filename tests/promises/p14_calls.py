@@ -301,6 +301,8 @@ CALLS: dict[str, Call] = {
     "Session.batch": Call(FREE, lambda live: live.session.batch()),
     "Session.batch, whole": Call(WRITES, lambda live: note_in(live.session.batch())),
     "Session.branch": Call(WRITES, lambda live: live.session.branch(live.fresh())),
+    "Session.compact": Call(WRITES, lambda live: live.session.compact(keep=1)),
+    "Session.complete_from": Call(FREE, lambda live: live.session.complete_from),
     "Session.copy": Call(WRITES, lambda live: live.session.copy(live.fresh())),
     "Session.close": Call(REFUSED, lambda live: live.session.close()),
     "Session.current_turn": Call(FREE, lambda live: live.session.current_turn),

@@ -21,6 +21,7 @@ from perdure.aio.turn import AsyncTurn
 from perdure.aio.values import AsyncValues
 from perdure.core import (
     annotations,
+    compaction,
     copies,
     history,
     leases,
@@ -32,6 +33,7 @@ from perdure.core import (
     window,
 )
 from perdure.core.batch import BatchPlans
+from perdure.core.compaction import CompactRequest, CompactResult
 from perdure.core.effects import listing
 from perdure.core.effects.calls import Effect, P, Policy, R_co, ToolSpec, require_spec
 from perdure.core.effects.listing import EffectInfo
@@ -533,6 +535,39 @@ class AsyncSession(AsyncSessionReader):
         with self._handle.span("copy", copy=id):
             replica = await self._handle.run(copies.copy_session(self._replica, id))
         return AsyncSession(self._handle.driver, replica)
+
+    async def compact(
+        self,
+        *,
+        keep: int | None = None,
+        before: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> CompactResult:
+        """Drop older records for good: keep the newest messages, or what is from a position on.
+
+        The cut is at the last safe place before that: never inside a turn, or between a call and
+        its result. Values, pins, labels, instructions, summaries, the newest note of each topic,
+        views, unknown effects, and the outcomes of calls with keys stay as they are. Callers' ids
+        stay recognized. `complete_from` is then the first position.
+
+        InUseError while branches or holds need the past. After a crash the session is as before, or
+        compacted; calling it again frees the rest. `dry_run` changes nothing. `progress` is called
+        with the position that was read, and the last one.
+        """
+        request = CompactRequest(keep, before).checked()
+        await self._handle.write(plans.REFRESH_SILENTLY)
+        past, carried = self._replica.history, 0
+        with self._handle.span("compact") as span:
+            cut = await self._handle.run(compaction.find_cut(self._replica, request, progress))
+            if dry_run and cut.records:
+                carried = await self._handle.run(compaction.try_compaction(self._replica, cut))
+            elif cut.records:
+                carried = await self._handle.write(compaction.plan_compaction(self._replica, cut))
+            if not dry_run:
+                await self._handle.run(compaction.drop_compacted(self._replica, past))
+            span.fields.update(complete_from=cut.first, records=cut.records)
+        return compaction.result_of(self._replica, cut, carried)
 
     async def refresh(self, *, accept_rollback: bool = False) -> int:
         """Apply the records of other writers; return the position of the newest record.

@@ -37,6 +37,15 @@ class AsyncSessionReader:
         return self._replica.tip.position
 
     @property
+    def complete_from(self) -> int:
+        """The first position whose record is there: 1, unless the session was compacted.
+
+        `records`, `messages` and `notes` begin there; reading an earlier position raises
+        CompactedError. It is also later in a session that was created again after a deletion.
+        """
+        return self._replica.history.first
+
+    @property
     def last_message(self) -> dict[str, Any] | None:
         """The newest message in this view, or None."""
         return history.read_last_message(self._replica)
@@ -104,7 +113,7 @@ class AsyncSessionReader:
     async def notes(self, topic: str, *, limit: int | None = None) -> AsyncIterator[Record]:
         """Yield the notes of a topic in this view, the newest first; each costs one read."""
         past, position = self._replica.history, self._replica.state.topics.get(topic, 0)
-        while position and limit != 0:
+        while position and limit != 0 and not past.is_dropped(position):
             steps = history.read_record(past, self._replica.settings, position)
             record = await self._handle.run(steps)
             yield record

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from perdure.aio.handle import AsyncHandle
 from perdure.core import history
-from perdure.errors import UsageError
+from perdure.errors import CompactedError, UsageError
 from perdure.journal.records import Record
 
 
@@ -21,6 +21,8 @@ async def watch_records(
     try:
         while await handle.wait(at, timeout):
             past = await handle.catch_up(at)
+            if past.compacted and at + 1 < past.begin:
+                raise CompactedError(handle.replica.name, at + 1, past.begin)
             chosen = history.RecordFilter(at)
             records = history.RecordReader(past, handle.replica.settings, chosen)
             while (page := await handle.driver.run(records.page())) is not None:

@@ -10,6 +10,7 @@ COMMANDS = {
     "approvals": "List pending approvals.",
     "approve": "Approve a pending call.",
     "chat": "Chat with a model in a durable session.",
+    "compact": "Drop the older part of a session.",
     "copy": "Copy sessions to another store.",
     "demo": "Kill an assistant mid-turn and watch it resume.",
     "deny": "Deny a pending call.",

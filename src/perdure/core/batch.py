@@ -10,6 +10,7 @@ from typing import Any
 
 from perdure.backends.protocol import Append
 from perdure.core import annotations
+from perdure.core.dropped_ids import DroppedRecord
 from perdure.core.fields import change_fields
 from perdure.core.messages import append_parsed, make_attribution, parse_all
 from perdure.core.plans import Plan, RecordBatch, TurnOwnership
@@ -107,6 +108,9 @@ class BatchPlans:
         if found is None:
             return None
         position, content = found.position, found.record.content
+        if isinstance(content, DroppedRecord):
+            count = content.require_batch(batch.name, batch_id, self._digest.hexdigest())
+            return range(position - count, position + 1)
         if not isinstance(content, BatchStored):
             raise DivergenceError(batch.name, batch_id, f"a {content.kind} record", "a batch")
         if content.digest != self._digest.hexdigest():

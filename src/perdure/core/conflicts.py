@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.errors import ConflictError
-from perdure.journal.records import Content, Message
+from perdure.journal.records import Content, Message, Omitted
 
 if TYPE_CHECKING:
     from perdure.core.plans import Plan
@@ -66,7 +66,8 @@ CONFLICT_RULES: dict[str, ConflictRule] = {
     "effect.settle": ConflictRule(bypasses_lease=True),
     # This looks up its approval in the state at each execution: the first decision counts.
     "approval.decide": ConflictRule(bypasses_lease=True),
-    "keep": ConflictRule(bypasses_lease=True),
+    # A branch needs the records up to its position, which a compaction may have dropped.
+    "keep": ConflictRule(any_subject=frozenset({"compacted"}), bypasses_lease=True),
     "release": ConflictRule(bypasses_lease=True),
     "refresh": ConflictRule(bypasses_lease=True),
     "catch-up": ConflictRule(bypasses_lease=True),
@@ -79,9 +80,14 @@ CONFLICT_RULES: dict[str, ConflictRule] = {
     "batch": ConflictRule(),
     # It ends a copy, which nothing but the copy itself has written to.
     "copy": ConflictRule(bypasses_lease=True),
-    # It checks at each execution whether the session is in use, so no record invalidates it.
+    # These check at each execution whether the session is in use, so no record invalidates them.
     "delete": ConflictRule(),
+    "compact": ConflictRule(),
 }
+
+
+# Stands for records that a compaction dropped before this handle read them. They may have been any.
+UNREADABLE = Omitted()
 
 
 class UnseenRecords:

@@ -19,11 +19,12 @@ from perdure.backends.protocol import UNFINISHED, Append, Entry
 from perdure.core import lifecycle, turns
 from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
-from perdure.core.state.session_state import STATE_VERSION
+from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.validation import require_session_id
 from perdure.errors import PerdureError, UsageError
 from perdure.journal import chain, codec, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, VerifiedEntry
+from perdure.journal.compaction import Compacted
 from perdure.journal.reader import ForwardReader
 from perdure.journal.records import (
     Branched,
@@ -78,19 +79,38 @@ class _SessionCopy:
             yield from self._require_same_source(tip.position)
         else:
             stream = stream._replace(id=self._settings.token())
-            tip = ChainTip(max(self._past.begin, 1) - 1, "")
+            tip = ChainTip(self._past.first - 1, "")
         self._state, self._stream, self._tip = self._target.state.draft(), stream, tip
+        if self._past.compacted:
+            yield from self._begin_compacted()
         self._stored = tip.digest or ""
         forward = ForwardReader(self._past, after=tip.position)
         while (page := (yield from forward.page())) is not None:
             for linked in page:
                 yield from self._add(linked)
-            if not (yield from self._store()):
+            # What was compacted cannot be loaded before its `compacted` record: one append.
+            if not self._past.compacted and not (yield from self._store()):
                 return False
+        if not (yield from self._store()):
+            return False
         yield from self._target.load()
         newest = yield from reader.read_entry(self._past, self._last)
         self._digest = newest.digest
         return self._target.tip.position == self._last
+
+    def _begin_compacted(self) -> Steps[None]:
+        """Begin with the state before the first record that a compaction of the source kept."""
+        compacted = yield from reader.read_kind(self._past, self._past.compacted, Compacted)
+        self._state = self._detached(compacted)
+        if self._state.recent_ids:
+            self._state.recent_ids = {**self._state.recent_ids}
+
+    def _detached(self, compacted: Compacted) -> SessionState:
+        """Return the state before a compaction, without what concerns the source alone."""
+        name, position = self._past.stream.session, self._past.compacted
+        state = SessionState.before_compaction(compacted, name=name, position=position)
+        state.lineage, state.kept_branches, state.lease = (), {}, None
+        return state
 
     def _require_same_source(self, position: int) -> Steps[None]:
         """Raise UsageError unless an unfinished copy is one of this session."""
@@ -124,7 +144,10 @@ class _SessionCopy:
             if self._state.recent_ids:  # No pages of the index before it: an older snapshot.
                 return Omitted(record=content.kind)
             return Snapshot(state=STATE_VERSION, facts=self._state.facts())
-        if isinstance(content, Summary):
+        if isinstance(content, Compacted):
+            facts = self._detached(content).facts()
+            return msgspec.structs.replace(content, digest="", state=STATE_VERSION, facts=facts)
+        if isinstance(content, Summary) and content.last >= self._past.first:
             digest = yield from self._digest_at(content.last)
             return msgspec.structs.replace(content, digest=digest)
         return content

@@ -28,9 +28,9 @@ from perdure.formats.transcript import safe_cuts
 from perdure.journal import chain, codec, reader
 from perdure.journal.chain import VerifiedEntry
 from perdure.journal.codec import Codec
+from perdure.journal.kinds import KINDS
 from perdure.journal.reader import BackwardReader, ForwardReader, History, OnDamage
 from perdure.journal.records import (
-    KINDS,
     BatchDiscarded,
     Content,
     FieldsChanged,
@@ -86,6 +86,8 @@ def read_newest_messages(
                 matches += order.place(linked, is_message=is_message)
             elif is_message:
                 matches.append(linked)
+    if order is not None and backward.ended:
+        matches += order.flush()
     return matches[:count]
 
 
@@ -244,10 +246,12 @@ def record_reader(
 def find_entry(past: History, position: int, *, whole: int = 0) -> Steps[VerifiedEntry | None]:
     """Return the entry at a position that a caller chose; None if no record is stored there.
 
-    Batches up to the position `whole` are known to be complete.
+    CompactedError if a compaction dropped it. Batches up to the position `whole` are known to be complete.
     """
     first, last = past.torn or (0, 0)
-    beyond = not max(past.begin, 1) <= position <= past.tip.position
+    # A dropped record may be carried; if not, reading it says that it was compacted.
+    earliest = 1 if past.compacted else past.first
+    beyond = not earliest <= position <= past.tip.position
     if beyond or first <= position <= last:
         return None
     linked = yield from reader.read_entry(past, position)
@@ -260,7 +264,7 @@ def read_record(past: History, settings: Settings, position: int) -> Steps[Recor
     """Return the record at a position; NotFoundError if the session has none there."""
     linked = yield from find_entry(past, require_int(position, "position"))
     if linked is None:
-        hint = f"it has records from {max(past.begin, 1)} to {past.tip.position}"
+        hint = f"it has records from {past.first} to {past.tip.position}"
         raise NotFoundError(f"a record at {position} in session {past.stream.session!r}", hint)
     return decode_record(past, settings, linked)
 
@@ -411,11 +415,18 @@ class MessageReader:
             placed = [linked] if is_message else []
             if self._order is not None:
                 placed = self._order.place(linked, is_message=is_message)
-            for item in placed:
-                message = self._counting.read(past, self._own, item)
-                if not (message.interrupted and item.header.id in self._ids):
-                    messages.append(message)
-                self._ids.add(item.header.id)
+            messages += self._read(placed)
+        if self._order is not None and self._backward.ended and past.compacted:
+            messages += self._read(self._order.flush())
+        return messages
+
+    def _read(self, placed: Sequence[VerifiedEntry]) -> list[StoredMessage]:
+        messages = []
+        for item in placed:
+            message = self._counting.read(self._past, self._own, item)
+            if not (message.interrupted and item.header.id in self._ids):
+                messages.append(message)
+            self._ids.add(item.header.id)
         return messages
 
 

@@ -23,6 +23,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from itertools import pairwise
 from typing import NamedTuple
 
 from perdure.core.state.session_state import IndexRun
@@ -162,7 +163,7 @@ def make_run(
             # look-ups raise the damage; a deletion in the meantime is a conflict for the commit.
             break
         merged += 1
-    return _encode_run(sorted(rows), merged)
+    return encode_run(sorted(rows), merged)
 
 
 def count_to_merge(runs: Sequence[int], new: int) -> int:
@@ -206,22 +207,38 @@ def _read_run(past: History, cache: IndexCache, run: IndexRun) -> Steps[list[byt
     return rows
 
 
-def _encode_run(rows: Sequence[bytes], merged: int) -> list[IndexPage]:
-    """Return sorted rows as pages."""
-    bits = max(0, (len(rows) - 1) // PAGE_ROWS).bit_length()
+def split_pages(rows: Sequence[bytes], page_rows: int) -> list[Sequence[bytes]]:
+    """Return sorted rows, which begin with a digest, as 2**bits pages by the first bits of that."""
+    bits = max(0, (len(rows) - 1) // page_rows).bit_length()
     shift = 8 * DIGEST_BYTES - bits
     starts = [
         *(bisect_left(rows, (page << shift).to_bytes(DIGEST_BYTES)) for page in range(1 << bits)),
         len(rows),
     ]
-    last = len(starts) - 2
+    return [rows[start:end] for start, end in pairwise(starts)]
+
+
+def encode_run(rows: Sequence[bytes], merged: int) -> list[IndexPage]:
+    """Return sorted rows as pages of a run that replaces some of the newest runs."""
+    pages = split_pages(rows, PAGE_ROWS)
+    last = len(pages) - 1
     return [
         IndexPage(
-            rows=b64encode(b"".join(rows[starts[page] : starts[page + 1]])).decode(),
-            page=page,
-            bits=bits,
-            size=len(rows) if page == last else 0,
-            merged=merged if page == last else 0,
+            rows=b64encode(b"".join(page)).decode(),
+            page=number,
+            bits=last.bit_length(),
+            size=len(rows) if number == last else 0,
+            merged=merged if number == last else 0,
         )
-        for page in range(last + 1)
+        for number, page in enumerate(pages)
     ]
+
+
+def rows_since(
+    past: History, cache: IndexCache, runs: Sequence[IndexRun], ids: Mapping[str, int], first: int
+) -> Steps[list[bytes]]:
+    """Return the rows of all ids from a position on, sorted."""
+    rows = [encode_row(key, position) for key, position in ids.items()]
+    for run in runs:
+        rows += yield from _read_run(past, cache, run)
+    return sorted(row for row in rows if int.from_bytes(row[DIGEST_BYTES:]) >= first)

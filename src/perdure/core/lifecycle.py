@@ -21,7 +21,14 @@ from perdure.core.settings import Settings
 from perdure.core.state.fields import split_labels
 from perdure.core.state.session_state import SessionState
 from perdure.core.validation import require_int, require_labels, require_session_id, require_str
-from perdure.errors import ConflictError, InUseError, NotFoundError, PerdureError, UsageError
+from perdure.errors import (
+    CompactedError,
+    ConflictError,
+    InUseError,
+    NotFoundError,
+    PerdureError,
+    UsageError,
+)
 from perdure.journal import chain, codec, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
 from perdure.journal.reader import ParentStream
@@ -71,7 +78,7 @@ def open_session(name: object, settings: Settings, *, must_exist: bool) -> Steps
     yield from _load(replica)
     replica.require_whole()
     if replica.state.deleted:
-        yield from _finish_drop(replica)
+        yield from finish_drop(replica)
     if must_exist and not replica.exists:
         hint = "it was deleted" if replica.state.deleted else "store.session(...) would create it"
         raise NotFoundError(f"session {replica.name!r}", hint)
@@ -117,8 +124,8 @@ def _keeps_of(child: Replica, parent: Replica) -> list[tuple[str, BranchKept]]:
     return [(keep, kept) for keep, kept in keeps if kept.stream == stream]
 
 
-def _finish_drop(replica: Replica) -> Steps[None]:
-    """Drop the entries that a crash left behind between the deletion record and the drop."""
+def finish_drop(replica: Replica) -> Steps[None]:
+    """Drop the entries that a crash left behind between a record that allows it and the drop."""
     first = yield from requests.read(replica.name, after=0, limit=1)
     if first and first[0].position < replica.state.begin:
         yield from requests.drop(replica.name, before=replica.state.begin)
@@ -162,7 +169,8 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     if position == 0 and not state.begin:  # No history to share: the branch is a new session.
         yield from require_free(stream.session)
         return Replica(stream.session, settings)
-    first = max(state.begin, 1)
+    # The state at an earlier position is not known any more after a compaction.
+    first = max(state.begin, state.compacted, 1)
     if not first <= position <= newest:
         allowed = f"a branch of {source.name!r} must begin at {first} to {newest}"
         raise UsageError(f"{allowed}, not {position}")
@@ -172,7 +180,7 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
         reason = f"entry {position} of {source.name!r} is part of a batch that a crash interrupted"
         raise UsageError(f"{reason}: choose another position")
     yield from require_free(stream.session)
-    state = yield from source.loader.state_at(past)
+    state = yield from source.loader.state_at(past, past.tip)
     # The position may be in the history that the source shares itself: the stream that stores it
     # has to keep the branch.
     owner = Replica(past.segment(position).stream.session, settings)
@@ -218,6 +226,8 @@ def _plan_keep(keep: str, kept: BranchKept, position: int) -> Plan[int]:
     """Plan a keep for a branch; NotFoundError if its position has been deleted since."""
 
     def make(batch: RecordBatch) -> int:
+        if batch.state.compacted > position:
+            raise CompactedError(batch.name, position, batch.state.begin)
         if batch.state.deleted or batch.state.begin > position:
             raise NotFoundError(f"session {batch.name!r}", "it was deleted in the meantime")
         return batch.add_content(keep, kept)
@@ -269,7 +279,7 @@ def delete_session(name: object, settings: Settings, *, reason: str) -> Steps[No
     yield from _load(replica)
     if not replica.exists:
         if replica.state.deleted:
-            yield from _finish_drop(replica)
+            yield from finish_drop(replica)
         raise NotFoundError(f"session {replica.name!r}", "list them with store.sessions()")
     yield from _delete_and_drop(replica, reason)
 
@@ -286,6 +296,16 @@ def _is_needed(kept: BranchKept) -> Steps[bool]:
     return header is not None and (header.kind, header.stream) == (Branched.kind, kept.stream)
 
 
+def require_unused(batch: RecordBatch) -> Steps[None]:
+    """Raise InUseError while branches or holds need the session's past."""
+    users = []
+    for kept in batch.state.kept_branches.values():
+        if (yield from _is_needed(kept)):
+            users.append(kept.branch or kept.reason)  # noqa: PERF401 - cannot yield in a list
+    if users:
+        raise InUseError(batch.name, tuple(users))
+
+
 def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
     """Append the deletion record, drop what is before it, and release the keep in the parent."""
     record_id = replica.new_id()
@@ -293,12 +313,7 @@ def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
     def make(batch: RecordBatch) -> Steps[int]:
         if batch.state.deleted:
             raise NotFoundError(f"session {batch.name!r}", "list them with store.sessions()")
-        users = []
-        for kept in batch.state.kept_branches.values():
-            if (yield from _is_needed(kept)):
-                users.append(kept.branch or kept.reason)  # noqa: PERF401 - cannot yield in a list
-        if users:
-            raise InUseError(batch.name, tuple(users))
+        yield from require_unused(batch)
         return batch.add_content(record_id, Deleted(reason=reason))
 
     lineage = replica.state.lineage  # Before the write: the deletion clears it.
@@ -306,7 +321,7 @@ def _delete_and_drop(replica: Replica, reason: str) -> Steps[None]:
     position = yield from _write_plan(replica, deletion)
     yield from requests.drop(replica.name, before=position)
     if lineage:
-        yield from _release_in_parent(replica, lineage[0].name)
+        yield from release_in_parent(replica, lineage[0].name)
 
 
 def _delete_incomplete(replica: Replica, reason: str) -> Steps[None]:
@@ -327,7 +342,7 @@ def _delete_incomplete(replica: Replica, reason: str) -> Steps[None]:
         yield from requests.drop(replica.name, before=tip.position)
 
 
-def _release_in_parent(child: Replica, parent: str) -> Steps[None]:
+def release_in_parent(child: Replica, parent: str) -> Steps[None]:
     """Release the keep that a deleted branch has in its parent, unless that is deleted too."""
     owner = Replica(parent, child.settings)
     try:

@@ -11,13 +11,15 @@ batch alone and must not generate ids, and a new plan kind needs a row in `CONFL
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from itertools import filterfalse
 from types import GeneratorType
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from perdure.core import index
-from perdure.core.conflicts import _HISTORY_CHANGES, CONFLICT_RULES
+from perdure.core import dropped_ids, index
+from perdure.core.conflicts import _HISTORY_CHANGES, CONFLICT_RULES, UNREADABLE
+from perdure.core.dropped_ids import DroppedRecord
 from perdure.core.index import IndexCache
 from perdure.core.state.session_state import INPUT_SUFFIX, OpenTurn, SessionState
 from perdure.errors import ConflictError, DivergenceError
@@ -139,7 +141,8 @@ class RecordBatch(msgspec.Struct, eq=False):
         It costs nothing, so that a plan with a new id needs no steps while there is no index.
         """
         state = self.state
-        return key in state.recent_ids or bool(state.index) or key in state.turns
+        known = state.index or state.dropped_ids
+        return key in state.recent_ids or bool(known) or key in state.turns
 
     def find(self, key: str) -> Steps[FoundRecord | None]:
         """Return the newest record of a caller's id or of an identity, or None.
@@ -157,11 +160,22 @@ class RecordBatch(msgspec.Struct, eq=False):
             page = cache.get(run.first + number)
             if page is None:
                 page = yield from index.read_page(self.past, cache, run, number)
-            for position in page.positions(digest):
+            for position in filterfalse(self.past.is_dropped, page.positions(digest)):
                 record = yield from self.read_record(position)
                 if key in (record.id, _indexed_as(record.content)):  # Not just an equal digest.
                     return FoundRecord(position, record)
-        return None
+        return (yield from self._find_dropped(key))
+
+    def _find_dropped(self, key: str) -> Steps[FoundRecord | None]:
+        """Return what is known of an id whose record was compacted, or None."""
+        if self.state.dropped_ids is None:
+            return None
+        row = yield from dropped_ids.find(self.past, self.state.dropped_ids, key)
+        if row is None:
+            return None
+        if row.position in self.state.carried:
+            return FoundRecord(row.position, (yield from self.read_record(row.position)))
+        return FoundRecord(row.position, PendingRecord(key, row.content, b""))
 
     def find_stored(self, drafts: Sequence[PendingRecord]) -> Steps[int]:
         """Return where drafts are already stored under the caller's id, or 0 if they are not.
@@ -172,7 +186,10 @@ class RecordBatch(msgspec.Struct, eq=False):
         found = yield from self.find(drafts[0].id)
         if found is None:
             return 0
-        if isinstance(found.record.content, TurnBegun | TurnEnd):
+        content = found.record.content
+        if isinstance(content, TurnBegun | TurnEnd) or (
+            isinstance(content, DroppedRecord) and content.is_turn
+        ):
             raise DivergenceError(self.name, drafts[0].id, "a turn", "a record")
         self.require_same(found.record, drafts[0])
         return found.position
@@ -180,6 +197,8 @@ class RecordBatch(msgspec.Struct, eq=False):
     def require_same(self, stored: PendingRecord, draft: PendingRecord) -> None:
         """Raise DivergenceError unless a stored record has the content of a draft."""
         was, now = strip_derived(stored), strip_derived(draft)
+        if isinstance(stored.content, DroppedRecord):
+            was, now = stored.content.mark, dropped_ids.mark_of(now)
         if was != now:
             caller_id = draft.id.removesuffix(INPUT_SUFFIX)
             raise DivergenceError(self.name, caller_id, fingerprint(was), fingerprint(now))
@@ -251,6 +270,8 @@ class Plan(msgspec.Struct, Generic[T], frozen=True, gc=False):
         if content.kind in _HISTORY_CHANGES:
             return self.kind != "delete"
         rule = CONFLICT_RULES[self.kind]
+        if content is UNREADABLE:
+            return bool(rule.any_subject or rule.same_subject)
         if content.kind in rule.any_subject:
             return True
         return content.kind in rule.same_subject and content.subject == self.subject

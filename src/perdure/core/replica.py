@@ -25,7 +25,7 @@ import msgspec
 
 from perdure.backends.protocol import UNFINISHED, Append, Entry, Outcome
 from perdure.core import index, leases, rollback
-from perdure.core.conflicts import UnseenRecords
+from perdure.core.conflicts import UNREADABLE, UnseenRecords
 from perdure.core.index import IndexCache
 from perdure.core.leases import HeldLease
 from perdure.core.plans import (
@@ -42,7 +42,7 @@ from perdure.core.replay.guard import Guard
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.state.values import CachedValue, ValueCache
-from perdure.core.state_loader import StateLoader
+from perdure.core.state_loader import StateLoader, history_of
 from perdure.errors import (
     ChainError,
     ConflictError,
@@ -210,7 +210,7 @@ class Replica:
         batches: BatchAssembler,
         torn: tuple[int, int] | None = None,
     ) -> None:
-        past = History(stream, tip, self.settings.cipher, state.lineage, state.begin, torn)
+        past = history_of(stream, tip, state, self.settings.cipher, torn)
         # `tuple.__new__` is faster than calling the class, and every write comes through here.
         self.view, self._batches = tuple.__new__(StateView, (state, past, last)), batches
 
@@ -245,6 +245,8 @@ class Replica:
         try:
             return (yield from self._catch_up())
         except DamagedError as error:
+            if (yield from rollback.skip_dropped(self, Replica(self.name, self.settings))):
+                return [UNREADABLE]
             yield from rollback.explain_damage(self, error)
             raise
 
@@ -298,7 +300,7 @@ class Replica:
                     last = self._last_payload(whole, state, last)
             after = tip.position
         if last == b"":  # After a retraction, the newest message may be any earlier one.
-            past = History(stream, tip, self.settings.cipher, state.lineage, state.begin)
+            past = history_of(stream, tip, state, self.settings.cipher)
             last = yield from self.loader.last_payload(past, state.last_message)
         self._publish(state, stream, tip, last, batches, batches.torn)
         self.deleted = self.deleted or any(content.kind == "deleted" for content in newer)
@@ -312,7 +314,7 @@ class Replica:
             return chain.open_body(self.name, whole, self.settings.cipher)
         if whole.header.kind in _RETRACTIONS:
             return b""
-        return None if state.deleted else last
+        return last if state.last_message else None
 
     def _require_tip(self, tip: ChainTip, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return the entries after the tip; raise ChainError if another one is in its place."""

@@ -7,7 +7,7 @@ refuses every plan: what the caller decided, and what its tools did, may depend 
 
 from typing import TYPE_CHECKING
 
-from perdure.errors import DamagedError, HistoryReplacedError
+from perdure.errors import DamagedError, HistoryReplacedError, PerdureError
 from perdure.journal.chain import ChainTip
 from perdure.journal.replacement import find_replacement
 from perdure.journal.requests import Steps
@@ -36,6 +36,19 @@ def explain_damage(
     if tip is replica.tip and replica.replaced is None:
         replica.refuse(error)
     raise error from damage
+
+
+def skip_dropped(replica: "Replica", fresh: "Replica") -> Steps[bool]:
+    """Continue with a fresh replica if a compaction dropped the tip and records after it."""
+    try:
+        yield from fresh.load()
+    except PerdureError:
+        return False
+    is_same = fresh.history.stream == replica.history.stream
+    if not is_same or not fresh.state.compacted or fresh.state.begin <= replica.tip.position:
+        return False
+    replica.view, replica._batches = fresh.view, fresh._batches  # noqa: SLF001 - of its own class
+    return True
 
 
 def accept(replica: "Replica", fresh: "Replica") -> Steps[HistoryReplacedError | None]:

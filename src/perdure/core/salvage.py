@@ -26,11 +26,25 @@ def salvage_history(name: str, settings: Settings, on_damage: OnDamage | None) -
         raise ChainError(name, start, "neither its first entries nor its last one can be read")
     stream = StreamIdentity(name, readable.header.stream, settings.tenant)
     lineage, begin = yield from _find_ancestors(name, first, settings, on_damage)
+    compacted = 0
     if not lineage:
-        # The first entry of a stream names its session; without that, earlier ones are missing.
+        # The first entry of a stream names its session; without that, earlier ones are missing,
+        # unless a compaction dropped them.
         is_bound = first is not None and first.header.session is not None
         begin = 0 if start <= 1 else start if is_bound else start - 1
-    return History(stream, tip, settings.cipher, lineage, begin)
+        if start > 1 and not is_bound:
+            compacted = yield from _find_compaction(name, start)
+            begin = start if compacted else begin
+    return History(stream, tip, settings.cipher, lineage, begin, compacted=compacted)
+
+
+def _find_compaction(name: str, start: int) -> Steps[int]:
+    """Return the position of the compaction that lets a stream begin at a position, or 0."""
+    try:
+        compaction = yield from reader.find_compaction(name)
+    except (DamagedError, VersionError):
+        return 0
+    return compaction.position if compaction is not None and start <= compaction.first else 0
 
 
 def _find_tip(name: str, on_damage: OnDamage | None) -> Steps[ChainTip]:

@@ -8,13 +8,28 @@ from collections.abc import Sequence
 
 from perdure.core.plans import PendingEvent
 from perdure.core.settings import Settings
-from perdure.core.state.session_state import STATE_VERSION, SessionState
+from perdure.core.state.session_state import SessionState
 from perdure.errors import ChainError, PayloadError
 from perdure.journal import chain, codec, reader
-from perdure.journal.chain import BatchAssembler, VerifiedEntry
+from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
+from perdure.journal.cipher import Cipher
+from perdure.journal.compaction import Compacted
 from perdure.journal.reader import History
 from perdure.journal.records import Branched, Content, Snapshot
 from perdure.journal.requests import Steps
+
+
+def history_of(
+    stream: StreamIdentity,
+    tip: ChainTip,
+    state: SessionState,
+    cipher: Cipher,
+    torn: tuple[int, int] | None = None,
+) -> History:
+    """Return the history that a state is computed from."""
+    return History(
+        *(stream, tip, cipher, state.lineage, state.begin, torn, state.compacted, state.carried)
+    )
 
 
 class StateLoader:
@@ -28,7 +43,10 @@ class StateLoader:
     def read_tail(
         self, past: History | None
     ) -> Steps[tuple[list[VerifiedEntry], SessionState | None]]:
-        """Return the entries back to the latest usable snapshot, newest first, and its state."""
+        """Return the entries back to the latest usable snapshot, newest first, and its state.
+
+        Without one, the state is that before the first entry of a compacted history, or None.
+        """
         cipher, tenant = self._settings.cipher, self._settings.tenant
         backward = reader.BackwardReader(self._name, cipher, past, tenant=tenant)
         tail: list[VerifiedEntry] = []
@@ -39,7 +57,21 @@ class StateLoader:
                     base = self._restore(linked)
                     if base is not None:
                         return tail, base
-        return tail, None
+        compactions = (linked for linked in tail if linked.header.kind == Compacted.kind)
+        newest = next(compactions, None)
+        return tail, None if newest is None else self._restore_base(newest)
+
+    def base_of(self, past: History) -> Steps[SessionState | None]:
+        """Return the state before the first record of a history that was compacted, else None."""
+        if not past.compacted:
+            return None
+        return self._restore_base((yield from reader.read_entry(past, past.compacted)))
+
+    def _restore_base(self, linked: VerifiedEntry) -> SessionState:
+        name, position = self._name, linked.entry.position
+        content = chain.decode_content(name, linked, self._settings.cipher)
+        content = reader.require_kind(name, position, content, Compacted)
+        return SessionState.before_compaction(content, name=name, position=position)
 
     def _restore(self, linked: VerifiedEntry) -> SessionState | None:
         """Return a snapshot's state, or None if it cannot be used; reading then continues."""
@@ -47,9 +79,8 @@ class StateLoader:
         payload = chain.open_body(name, linked, self._settings.cipher)
         try:
             content = codec.decode(Snapshot.kind, payload, stream=name, position=position)
-            if isinstance(content, Snapshot) and content.state == STATE_VERSION:
-                return SessionState.restore(content, payload, name=name, position=position)
-            reason = "a state snapshot of another version"
+            content = reader.require_kind(name, position, content, Snapshot)
+            return SessionState.restore(content, payload, name=name, position=position)
         except PayloadError as error:
             reason = error.reason
         fields: dict[str, object] = {"position": position, "reason": reason}
@@ -61,7 +92,8 @@ class StateLoader:
     ) -> tuple[SessionState, BatchAssembler]:
         """Apply a tail, given newest first, to the state of its snapshot or to an empty one."""
         state, batches = base or SessionState(), BatchAssembler(self._name)
-        for linked in reversed(tail[:-1] if base else tail):
+        is_snapshot = base is not None and tail[-1].header.kind == Snapshot.kind
+        for linked in reversed(tail[:-1] if is_snapshot else tail):
             if linked.header.kind == Branched.kind:
                 # A branch may share its parent's history up to the middle of a batch.
                 for item in batches.flush():
@@ -70,9 +102,11 @@ class StateLoader:
                 self.apply(state, item)
         return state, batches
 
-    def state_at(self, past: History) -> Steps[SessionState]:
-        """Return the state at the end of a history, which may end within a batch."""
-        tail, base = yield from self.read_tail(past)
+    def state_at(self, past: History, tip: ChainTip) -> Steps[SessionState]:
+        """Return the state at a position of a history, which may be within a batch."""
+        tail, base = yield from self.read_tail(past.until(tip))
+        if base is None:
+            base = yield from self.base_of(past)
         state, batches = self.rebuild(tail, base)
         for linked in batches.flush():
             self.apply(state, linked)

@@ -10,6 +10,7 @@ In: a batch, as a plan gets it, or `replica.new_batch()`. Out: steps. Nothing he
 
 from typing import Any, NamedTuple
 
+from perdure.core.dropped_ids import DroppedRecord
 from perdure.core.history import decode_message
 from perdure.core.plans import FoundRecord, RecordBatch
 from perdure.core.replica import Replica
@@ -17,7 +18,7 @@ from perdure.core.state.conversation import ConversationState
 from perdure.core.state.effects import KEYED_PREFIX, UNKNOWN, EffectsState
 from perdure.core.state.session_state import SessionState
 from perdure.core.streaming import INTERRUPTED_ORIGIN
-from perdure.errors import DivergenceError
+from perdure.errors import CompactedError, DivergenceError
 from perdure.formats.tool_calls import open_calls
 from perdure.journal import chain, reader
 from perdure.journal.chain import VerifiedEntry
@@ -67,7 +68,7 @@ def find_turn(batch: RecordBatch, turn: str) -> Steps[TurnPlace | None]:
     """Return where a turn is, or None if none of that id has begun.
 
     Only ids of callers are indexed. The end of a turn without one is searched for, newest first.
-    DivergenceError if the id is that of another record.
+    DivergenceError if the id is that of another record, CompactedError if its records were dropped.
     """
     if turn in batch.state.turns:
         return TurnPlace(turn, batch.state.turns[turn].position)
@@ -78,6 +79,8 @@ def find_turn(batch: RecordBatch, turn: str) -> Steps[TurnPlace | None]:
     if found is None:
         return None
     content = found.record.content
+    if isinstance(content, DroppedRecord) and content.is_turn:
+        raise CompactedError(batch.name, found.position, batch.past.begin)
     if not isinstance(content, TurnEnd):
         raise DivergenceError(batch.name, turn, "a record", "a turn")
     return TurnPlace(turn, content.begun, found.position, content)

@@ -166,13 +166,13 @@ def _read_earlier(past: History, key: str, facts: ValueState, version: int) -> S
 
 
 def read_versions(replica: Replica, key: str) -> Steps[list[Version]]:
-    """Return the versions of a value, oldest first."""
+    """Return the versions of a value, oldest first, from where the session is complete."""
     state, past, _ = replica.view
     facts = state.values.get(key)
     if facts is None:
         raise NotFoundError(f"value {key!r}")
     versions, position = [], facts.position
-    while position:
+    while position and not past.is_dropped(position):
         content = yield from reader.read_kind(past, position, Value, check_tip=False)
         versions.append(Version(content.version, position, content.form == "deleted"))
         position = content.previous

@@ -6,12 +6,13 @@ In: a loaded replica. Out: steps that return a `VerifyResult`, or raise the firs
 from typing import NamedTuple
 
 from perdure.backends.protocol import HALF_COPIED, UNFINISHED
-from perdure.core import index
+from perdure.core import dropped_ids, index
 from perdure.core.replica import Replica
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.errors import ChainError, DamagedError, PerdureError
 from perdure.journal import chain, reader, requests
 from perdure.journal.chain import VerifiedEntry
+from perdure.journal.compaction import Compacted, DroppedIds
 from perdure.journal.reader import ForwardReader, History
 from perdure.journal.records import BatchDiscarded, IndexPage, Snapshot, Summary
 from perdure.journal.requests import Steps
@@ -28,6 +29,8 @@ class VerifyResult(NamedTuple):
     torn: int
     half_copied: bool = False
     """Whether its head is labeled as an unfinished copy: later records are still missing."""
+    complete_from: int = 1
+    """The first position: later than 1 if the session was compacted or created again."""
 
 
 class StoreVerifyResult(NamedTuple):
@@ -52,29 +55,51 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
     """Read the whole history, check it, and recompute everything derived from it."""
     state, past, _ = replica.view
     forward = ForwardReader(past)
-    recomputed, index_runs = SessionState(), _IndexRuns(replica.name)
+    base = yield from replica.loader.base_of(past)
+    recomputed, index_runs = base or SessionState(), _IndexRuns(replica.name)
     entries = snapshots = 0
     newest = ""
     while (whole := (yield from forward.page())) is not None:
         for linked in whole:
             content = chain.decode_content(replica.name, linked, past.cipher)
             if isinstance(content, Snapshot):
+                index_runs.end()
                 snapshots += _require_snapshot(replica.name, linked, content, recomputed)
             elif isinstance(content, IndexPage):
                 index_runs.check(linked.entry.position, content, recomputed)
+            elif isinstance(content, Compacted):
+                index_runs.end_compaction(linked.entry.position, content)
+                yield from _require_cut(past, linked, content)
+            elif isinstance(content, DroppedIds):
+                dropped_ids.decode_rows(replica.name, linked.entry.position, content)
             elif isinstance(content, Summary):
                 yield from _require_summary_source(replica.name, past, linked, content)
             payload = chain.open_body(replica.name, linked, past.cipher)
             recomputed.apply(linked.entry.position, linked.header.id, content, payload)
             newest = linked.header.kind
         entries += len(whole)
+    index_runs.end()
     if (recomputed.facts(), recomputed.recent_ids) != (state.facts(), state.recent_ids):
         raise DamagedError(replica.name, 0, "its state does not match its records")
     # A crash may have truncated the append that discards a torn batch too, just after that record.
     is_torn = past.torn is not None or newest == BatchDiscarded.kind
     half_copied = yield from _require_head(replica, past, state, is_torn=is_torn)
     position, digest, torn = past.tip.position, past.tip.digest or "", len(forward.torn)
-    return VerifyResult(replica.name, entries, position, digest, snapshots, torn, half_copied)
+    return VerifyResult(
+        *(replica.name, entries, position, digest, snapshots, torn, half_copied, past.first)
+    )
+
+
+def _require_cut(past: History, linked: VerifiedEntry, content: Compacted) -> Steps[None]:
+    """Raise unless the first entry that a compaction kept links to the last one that it dropped."""
+    if linked.entry.position != past.compacted:
+        return  # A later compaction dropped the place of this one.
+    first = linked
+    if content.first != linked.entry.position:
+        first = yield from reader.read_entry(past, content.first)
+    if first.header.previous != content.digest:
+        reason = f"a compaction that dropped another entry than the one before {content.first}"
+        raise ChainError(past.stream.session, linked.entry.position, reason)
 
 
 def _require_snapshot(
@@ -89,6 +114,9 @@ def _require_snapshot(
     return 1
 
 
+_WRONG_RUN = "an index run that does not match the records before it"
+
+
 class _IndexRuns:
     """The rows of the index, checked run by run; 16 bytes of memory per id."""
 
@@ -98,6 +126,9 @@ class _IndexRuns:
         """The rows of each run, by the position of its first page."""
         self._run: list[bytes] = []
         self._pages = 0
+        self._dropped = 0
+        """The highest position of the ids that the newest run lacks."""
+        self._run_at = 0
 
     def check(self, position: int, content: IndexPage, state: SessionState) -> None:
         """Raise unless a page is the next one, and its run, once complete, is what it should be."""
@@ -112,20 +143,46 @@ class _IndexRuns:
         self._pages += 1
         self._run += rows
         is_last = self._pages == 1 << content.bits
-        if is_last != (content.size > 0) or (
-            is_last and self._run != self._expected(content, state)
-        ):
-            reason = "an index run that does not match the records before it"
-            raise DamagedError(self._name, position, reason)
+        if is_last != (content.size > 0):
+            raise DamagedError(self._name, position, _WRONG_RUN)
         if is_last:
+            self._compare(position, content, state)
             self._rows[position - content.page] = self._run
 
-    def _expected(self, content: IndexPage, state: SessionState) -> list[bytes]:
-        """Return the rows of the ids since the last run, and of the runs that are replaced."""
+    def _compare(self, position: int, content: IndexPage, state: SessionState) -> None:
+        expected = self._expected(content, state)
+        if expected is None:
+            return
+        missing = {*expected}.difference(self._run)
+        kept = [row for row in expected if row not in missing]
+        if self._run != kept or content.size != len(kept):
+            raise DamagedError(self._name, position, _WRONG_RUN)
+        # Only a compaction leaves ids out: those that it dropped.
+        self._dropped = max((int.from_bytes(row[8:]) for row in missing), default=0)
+        self._run_at = position
+
+    def end_compaction(self, position: int, content: Compacted) -> None:
+        """Raise if the run of a compaction lacks ids that it did not drop."""
+        if self._dropped >= content.first:
+            raise DamagedError(self._name, position, _WRONG_RUN)
+        self._dropped = 0
+
+    def end(self) -> None:
+        """Raise if a run lacked ids, and no compaction followed it."""
+        if self._dropped:
+            raise DamagedError(self._name, self._run_at, _WRONG_RUN)
+
+    def _expected(self, content: IndexPage, state: SessionState) -> list[bytes] | None:
+        """Return the rows of the ids since the last run, and of the runs that are replaced.
+
+        None if one of those was compacted, so that its rows are not known.
+        """
         rows = [index.encode_row(*item) for item in state.recent_ids.items()]
         for run in state.index[len(state.index) - content.merged :]:
+            if run.first not in self._rows:
+                return None
             rows += self._rows.pop(run.first)
-        return sorted(rows) if content.size == len(rows) else []
+        return sorted(rows)
 
 
 def _require_summary_source(
@@ -133,7 +190,9 @@ def _require_summary_source(
 ) -> Steps[None]:
     """Raise unless the digest in a summary is that of the last entry it summarizes."""
     position = linked.entry.position
-    if past.begin < content.first <= content.last < position:
+    if past.is_dropped(content.last):
+        return  # A compaction dropped what it summarizes.
+    if (0 if past.compacted else past.begin) < content.first <= content.last < position:
         source = yield from reader.read_entry(past, content.last)
         if source.digest == content.digest:
             return

@@ -13,13 +13,17 @@ from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
 from perdure.core.settings import Settings
 from perdure.core.validation import NAME_BYTES_MAX, require_int, require_text
-from perdure.errors import UsageError
+from perdure.errors import CompactedError, UsageError
 from perdure.journal import reader
+from perdure.journal.kinds import KINDS
 from perdure.journal.reader import History
-from perdure.journal.records import KINDS, Record, ViewStored
+from perdure.journal.records import Record, ViewStored
 from perdure.journal.requests import Steps
 
-_KINDS = frozenset({*KINDS} - {"batch.discarded", "index", "snapshot", "view"})
+_KINDS = frozenset(
+    {*KINDS}
+    - {"batch.discarded", "carried", "compacted", "ids.dropped", "index", "snapshot", "view"}
+)
 
 
 class ViewRequest(NamedTuple):
@@ -60,6 +64,8 @@ def load_view(replica: Replica, request: ViewRequest) -> Steps[ViewState]:
         return ViewState(0, own.unpack(own.pack(request.initial), stream=replica.name), rollbacks)
     content = yield from reader.read_kind(past, stored.position, ViewStored)
     data = own.unpack(content.data, stream=replica.name, position=stored.position)
+    if past.compacted and content.at < past.begin - 1:
+        raise CompactedError(replica.name, content.at + 1, past.begin)
     return ViewState(content.at, data, rollbacks)
 
 

@@ -24,7 +24,14 @@ from perdure.backends.protocol import Entry, Head
 from perdure.errors import ChainError, IncompleteBatchError, PayloadError, UsageError, VersionError
 from perdure.journal import codec
 from perdure.journal.cipher import Cipher
-from perdure.journal.records import BatchDiscarded, Branched, Content, Deleted, Record
+from perdure.journal.compaction import Carried, Compacted
+from perdure.journal.records import (
+    BatchDiscarded,
+    Branched,
+    Content,
+    Deleted,
+    Record,
+)
 
 FORMAT = 1
 
@@ -33,8 +40,9 @@ BODY_MAX = codec.PAYLOAD_MAX + 1024  # bytes; the longest payload, and what a ci
 _MICROSECONDS = 1_000_000  # microseconds
 
 
-# Entries of these kinds are the first of a stream, or become it once earlier entries are dropped.
-_BOUND_KINDS = frozenset({Branched.kind, Deleted.kind})
+# Entries of these kinds begin a stream, begin it once earlier entries are dropped, or say where it
+# begins.
+_BOUND_KINDS = frozenset({Branched.kind, Compacted.kind, Deleted.kind})
 
 
 _encode = msgspec.json.Encoder().encode
@@ -129,7 +137,7 @@ def link_entries(
         kind, remaining = draft.content.kind, 0
         if kind != BatchDiscarded.kind:
             remaining = size = size - 1
-        bound = session if position == 1 or kind in _BOUND_KINDS else None
+        bound = session if not previous or kind in _BOUND_KINDS else None
         # A tuple in the order of `HeaderPrefix`: it encodes to the same bytes and is built faster.
         fields = (
             *(FORMAT, suite, tenant, stream_id, position, previous),
@@ -224,6 +232,26 @@ def require_same_stream(stream: StreamIdentity, linked: VerifiedEntry) -> None:
         raise ChainError(stream.session, position, "it belongs to another stream")
     if header.session is not None and header.session != stream.session:
         raise ChainError(stream.session, position, "it belongs to another session")
+
+
+def unwrap(name: str, linked: VerifiedEntry, cipher: Cipher) -> VerifiedEntry:
+    """Return the entry that a `carried` record keeps, as if it were still at its own position.
+
+    Its header is made anew, with its own id, time and digest; the carrier's was verified.
+    """
+    content = decode_content(name, linked, cipher)
+    if not isinstance(content, Carried):
+        raise ChainError(name, linked.entry.position, "a record of kind 'carried' is expected here")
+    outer = linked.header
+    fields = (
+        *(FORMAT, cipher.suite, outer.tenant, outer.stream, content.position, ""),
+        *(0, content.record, content.id, content.time, cipher.key_id, None),
+    )
+    prefix = _encode(fields)[:-1]
+    body = cipher.seal(codec.encode_tree(content.content), prefix)
+    header = b"".join((prefix, b',"', digest_bytes(body), b'"]'))
+    entry = Entry(content.position, header, body)
+    return verify_entry(name, entry)._replace(digest=content.digest)
 
 
 def open_body(name: str, linked: VerifiedEntry, cipher: Cipher) -> bytes:

@@ -15,7 +15,8 @@ import msgspec
 
 from perdure.errors import PayloadError, UsageError, VersionError
 from perdure.journal import scalars
-from perdure.journal.records import KINDS, Content
+from perdure.journal.kinds import KINDS
+from perdure.journal.records import Content
 from perdure.journal.scalars import UnstorableValue, require_unicode
 from perdure.journal.user_types import TypeRegistry, Types
 

@@ -6,16 +6,24 @@ all of them, so a position identifies the stream to read.
 I/O is yielded as requests (see `requests`). Damage is raised, never skipped silently.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
 from perdure.backends.protocol import Append, Entry, Head
-from perdure.errors import ChainError, DamagedError, NotFoundError, PerdureError, VersionError
+from perdure.errors import (
+    ChainError,
+    CompactedError,
+    DamagedError,
+    NotFoundError,
+    PerdureError,
+    VersionError,
+)
 from perdure.journal import chain, requests
 from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
-from perdure.journal.cipher import Cipher
+from perdure.journal.cipher import Cipher, PlainCipher
+from perdure.journal.compaction import Compacted
 from perdure.journal.records import BatchDiscarded, Branched, Content, Deleted
 from perdure.journal.requests import Read, Steps
 
@@ -36,6 +44,9 @@ OnDamage = Callable[[DamagedError], object]
 ContentT = TypeVar("ContentT", bound=Content)
 
 
+_PLAIN = PlainCipher()
+
+
 class Segment(NamedTuple):
     """The part of a history stored in one stream: positions after `low`, up to `high`."""
 
@@ -53,6 +64,10 @@ class History(msgspec.Struct, frozen=True, gc=False):
     lineage: tuple[ParentStream, ...] = ()
     begin: int = 0
     torn: tuple[int, int] | None = None
+    compacted: int = 0
+    """The position of the record of the newest compaction, or 0."""
+    carried: Mapping[int, int] = {}
+    """By the position of a dropped record: that of the `carried` record that has it."""
 
     @property
     def segments(self) -> list[Segment]:
@@ -70,8 +85,22 @@ class History(msgspec.Struct, frozen=True, gc=False):
         """The same history, ending at an earlier tip."""
         return msgspec.structs.replace(self, tip=tip, torn=None)
 
+    @property
+    def first(self) -> int:
+        """The first position that can be read in order."""
+        return max(self.begin, 1)
+
+    def is_dropped(self, position: int) -> bool:
+        """Whether a compaction dropped the record at a position, and no other record carries it."""
+        return 0 < position < self.begin and bool(self.compacted) and position not in self.carried
+
     def segment(self, position: int) -> Segment:
-        """The segment that holds a position; ChainError if the history has no such position."""
+        """The segment that holds a position.
+
+        CompactedError if a compaction dropped it, ChainError if the history has no such position.
+        """
+        if self.is_dropped(position):
+            raise CompactedError(self.stream.session, position, self.begin)
         for segment in self.segments:
             if segment.low < position <= segment.high:
                 return segment
@@ -79,17 +108,51 @@ class History(msgspec.Struct, frozen=True, gc=False):
 
 
 def explain_missing(name: str, position: int) -> Steps[NoReturn]:
-    """Raise for a missing entry: NotFoundError if its session was deleted, else ChainError."""
-    if (yield from _was_dropped(name, position)):
-        raise NotFoundError(f"session {name!r}", "it was deleted while it was being read")
-    raise ChainError(name, position, "it is missing")
+    """Raise for a missing entry: why its session no longer has it, else ChainError.
+
+    NotFoundError if the session was deleted, CompactedError if it was compacted.
+    """
+    error = yield from _why_dropped(name, position)
+    raise error or ChainError(name, position, "it is missing")
 
 
-def _was_dropped(name: str, position: int) -> Steps[bool]:
-    """Whether a deletion of the session has removed the entry at a position."""
+def _why_dropped(name: str, position: int) -> Steps[NotFoundError | None]:
+    """Return the error if a deletion or a compaction has removed the entry at a position."""
     first = yield from requests.read(name, after=0, limit=1)
-    begins_later = bool(first) and first[0].position > position
-    return begins_later and chain.verify_entry(name, first[0]).header.kind == Deleted.kind
+    if not first or first[0].position <= position:
+        return None
+    if chain.verify_entry(name, first[0]).header.kind == Deleted.kind:
+        return NotFoundError(f"session {name!r}", "it was deleted while it was being read")
+    compaction = yield from find_compaction(name)
+    if compaction is not None and first[0].position <= compaction.first:
+        return CompactedError(name, position, compaction.first)
+    return None
+
+
+class CompactionPlace(NamedTuple):
+    """The newest compaction of a stream: its position, and the first one that it kept."""
+
+    position: int
+    first: int
+
+
+def find_compaction(name: str) -> Steps[CompactionPlace | None]:
+    """Return the newest compaction of a stream, or None.
+
+    Reads backward from the end. Only errors and salvage need it: the state has it.
+    """
+    after = 0
+    while entries := (yield from requests.read(name, after=after, limit=PAGE, reverse=True)):
+        for entry in entries:
+            linked = chain.verify_entry(name, entry)
+            if linked.header.kind == Compacted.kind:
+                content = chain.decode_content(name, linked, _PLAIN)
+                content = require_kind(name, entry.position, content, Compacted)
+                return CompactionPlace(entry.position, content.first)
+        after = entries[-1].position
+        if after == 1:
+            break
+    return None
 
 
 def read_entry(history: History, position: int, *, check_tip: bool = True) -> Steps[VerifiedEntry]:
@@ -99,6 +162,10 @@ def read_entry(history: History, position: int, *, check_tip: bool = True) -> St
     store was put back to. A caller that reads several passes `check_tip=False` and checks it after
     them, by `require_tip` or by reading backward from it.
     """
+    carrier = history.carried.get(position)
+    if carrier is not None and position < history.begin:
+        linked = yield from read_entry(history, carrier, check_tip=check_tip)
+        return chain.unwrap(history.stream.session, linked, history.cipher)
     stream = history.segment(position).stream
     entries = yield from requests.read(stream.session, after=position - 1, limit=1)
     if not entries or entries[0].position != position:
@@ -170,7 +237,7 @@ def require_kind(name: str, position: int, content: Content, kind: type[ContentT
 def verify_stored(append: Append) -> Steps[None]:
     """Raise DamagedError unless the store returns exactly the entries it acknowledged.
 
-    It is no damage if another process deleted the session since, and dropped them.
+    It is no damage if another process deleted or compacted the session since, and dropped them.
     """
     name, first, last = append.stream, append.entries[0].position, append.entries[-1]
     entries = yield from requests.read(name, after=first - 1, limit=len(append.entries))
@@ -178,7 +245,7 @@ def verify_stored(append: Append) -> Steps[None]:
     wrong = [entry for entry in append.entries if stored.get(entry.position) != entry]
     if wrong:
         is_missing = not any(entry.position in stored for entry in wrong)
-        if is_missing and (yield from _was_dropped(name, last.position)):
+        if is_missing and (yield from _why_dropped(name, last.position)) is not None:
             return
         reason = "the entry read back differs from the one written"
         raise DamagedError(name, wrong[0].position, reason)
@@ -218,6 +285,8 @@ class BackwardReader:
         self._stream = history.stream if history else None
         self._expected = history.tip if history else None
         self.ended = history is not None and history.tip.position == 0
+        self._begin = history.begin if history is not None and history.compacted else 0
+        """Where the history begins if it was compacted: without a history, its record says so."""
         if history is not None and history.tip.position:
             self._enter(history.segment(history.tip.position).stream)
 
@@ -235,7 +304,12 @@ class BackwardReader:
             if self._expected is not None:
                 yield from explain_missing(self._name, self._expected.position)
             self.ended = True
-        return [self._check(entry) for entry in entries]
+        page = []
+        for entry in entries:
+            page.append(self._check(entry))
+            if self.ended:  # Entries that a compaction is about to drop may follow.
+                break
+        return page
 
     def _check(self, entry: Entry) -> VerifiedEntry:
         linked = chain.verify_entry(self._name, entry)
@@ -251,6 +325,11 @@ class BackwardReader:
         elif header.kind == Deleted.kind or entry.position == 1:
             self.ended = True
             _require_bound(self._name, linked)
+        elif header.kind == Compacted.kind and not self._begin:
+            content = chain.decode_content(self._name, linked, self._cipher)
+            self._begin = require_kind(self._name, entry.position, content, Compacted).first
+        if entry.position == self._begin:
+            self.ended = True
         return linked
 
     def _cross(self, linked: VerifiedEntry) -> None:
@@ -337,7 +416,13 @@ class ForwardReader:
     def _fill(self, segment: Segment, limit: int) -> Steps[None]:
         start = self._at
         limit = min(limit, segment.high - self._at)
-        for entry in (yield from self._read(segment, limit)):
+        entries = yield from self._read(segment, limit)
+        if entries and entries[0].position > start + 1:
+            # Another process may have compacted the session since this view was read.
+            error = yield from _why_dropped(segment.stream.session, start + 1)
+            if isinstance(error, CompactedError):
+                raise error
+        for entry in entries:
             if entry.position <= segment.high:
                 self._queue(segment, entry)
         if self._at == start:
@@ -437,7 +522,8 @@ class ForwardReader:
 
     def _require_linked(self, name: str, linked: VerifiedEntry) -> None:
         chain.require_follows(name, self._previous, linked)
-        if linked.entry.position in (1, self._history.begin):
+        is_first = linked.entry.position == self._history.begin and not self._history.compacted
+        if linked.entry.position == 1 or is_first:
             _require_bound(name, linked)
 
     def _add_to_batch(self, linked: VerifiedEntry) -> None:

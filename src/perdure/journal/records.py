@@ -2,7 +2,7 @@
 
 Content holds plain JSON trees only; `codec` converts richer values to such trees and back.
 
-When editing: register a new kind in `KINDS`. A field added later needs a default. A change that
+When editing: list a new kind in `kinds`. A field added later needs a default. A change that
 old readers would misread raises the version of its kind and needs an upcast (see `codec`).
 """
 
@@ -552,39 +552,6 @@ class Snapshot(Content, frozen=True, kw_only=True):
 
     state: int
     facts: dict[str, Any]
-
-
-KINDS: dict[str, type[Content]] = {
-    content.kind: content
-    for content in (
-        *(EffectIntended, EffectSettled, ApprovalAsked, ApprovalDecided),
-        *(
-            Message,
-            MessageChunk,
-            MessagesRetracted,
-            MessagesReplaced,
-            Pinned,
-            Summary,
-            SummaryUndone,
-            Tools,
-            Value,
-        ),
-        *(TurnBegun, TurnContinued, TurnCompleted, TurnFailed, TurnAbandoned, Note, BatchStored),
-        *(
-            LabelsChanged,
-            FieldsChanged,
-            Branched,
-            BranchKept,
-            BranchReleased,
-            Copied,
-            Omitted,
-            LeaseTaken,
-            LeaseRenewed,
-            LeaseReleased,
-        ),
-        *(Deleted, BatchDiscarded, IndexPage, Snapshot, ViewStored),
-    )
-}
 
 
 class Record(NamedTuple):

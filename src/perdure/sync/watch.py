@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from perdure.core import history
-from perdure.errors import UsageError
+from perdure.errors import CompactedError, UsageError
 from perdure.journal.records import Record
 from perdure.sync.handle import Handle
 
@@ -18,6 +18,8 @@ def watch_records(handle: Handle, at: int, timeout: float | None) -> Iterator[Re
     try:
         while handle.wait(at, timeout):
             past = handle.catch_up(at)
+            if past.compacted and at + 1 < past.begin:
+                raise CompactedError(handle.replica.name, at + 1, past.begin)
             chosen = history.RecordFilter(at)
             records = history.RecordReader(past, handle.replica.settings, chosen)
             while (page := handle.driver.run(records.page())) is not None:

@@ -130,6 +130,7 @@ COMMAND_LINES: dict[str, tuple[bool, str]] = {
     "approvals": (False, "--store {store}"),
     "approve": (True, "waiting {approval} --by Ada --yes --store {store}"),
     "chat": (True, "chatting --store {store}"),
+    "compact": (True, "live --keep 1 --store {store}"),
     "copy": (True, "{store} {folder}/copy.db"),
     "demo": (True, "--kills 0 --store {folder}/demo.db"),
     "deny": (True, "waiting {approval} --by Ada --yes --store {store}"),

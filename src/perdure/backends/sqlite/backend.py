@@ -48,7 +48,7 @@ from perdure.backends.sqlite.reading import (
     stream_key,
 )
 from perdure.backends.sqlite.recent import RecentListing
-from perdure.backends.sqlite.schema import require_library
+from perdure.backends.sqlite.schema import INCREMENTAL, require_library
 from perdure.backends.watchers import Watchers
 from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
 
@@ -86,11 +86,34 @@ ADD_LABEL = "insert into label (label, name, stream) values (?, ?, ?)"
 
 REMOVE_LABEL = "delete from label where label = ? and name = ?"
 
+DROP_ENTRIES = 4096  # entries per transaction; others wait some 30 ms for each
+
+VACUUM_PAGES = 256  # pages per transaction, 1 MiB; others wait some 10 ms for each
+
+FREE_SHARE = 10  # a file shrinks if more than one in so many pages is free; others are used again
+
+FIRST_POSITION = "select min(position) from entry where stream = ?"
+
 DROP = "delete from entry where stream = ? and position < ?"
 
 REMOVE_ENTRIES = "delete from entry where stream = ?"
 
 REMOVE_HEAD = "delete from head where id = ?"
+
+
+def _is_sparse(db: apsw.Connection) -> bool:
+    """Whether a file can shrink, and by so much that it should."""
+    free, pages = db.pragma("freelist_count"), db.pragma("page_count")
+    return bool(db.pragma("auto_vacuum") == INCREMENTAL and free * FREE_SHARE > pages)
+
+
+def _shrink(db: apsw.Connection) -> bool:
+    """Return some free pages to the file system; return whether there are more."""
+    db.execute(f"pragma incremental_vacuum({VACUUM_PAGES})").fetchall()
+    if db.pragma("freelist_count"):
+        return True
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)  # Only then the file itself shrinks.
+    return False
 
 
 class SqliteBackend:
@@ -271,15 +294,27 @@ class SqliteBackend:
             yield from heads
 
     def drop(self, stream: str, *, before: int) -> None:
-        """As `Backend.drop`; durable on return. Free pages keep no dropped bytes."""
+        """As `Backend.drop`; durable on return. Free pages keep no dropped bytes.
+
+        In several transactions, so that other writers do not wait for long. The file then shrinks,
+        unless it was created by an older version.
+        """
         key = stream_key(stream)
 
-        def drop(db: apsw.Connection) -> None:
+        def drop(db: apsw.Connection) -> bool:
             head = read_head(db, stream, key)
-            if head is not None:  # Up to the head at most: the last entry always stays.
-                db.execute(DROP, (key, min(before, head.position)))
+            if head is None:
+                return False
+            last = min(before, head.position)  # Up to the head at most: the last entry stays.
+            first = db.execute(FIRST_POSITION, (key,)).get or last
+            db.execute(DROP, (key, min(first + DROP_ENTRIES, last)))
+            return first + DROP_ENTRIES < last
 
-        self._connections.write(stream, drop)
+        while self._connections.write(stream, drop):
+            pass
+        shrinks = self._connections.write(stream, _is_sparse, begin=False)
+        while shrinks:
+            shrinks = self._connections.write(stream, _shrink, begin=False)
 
     def remove(self, stream: str, *, digest: str) -> bool:
         """As `RemovalCapability.remove`. Free pages keep no removed bytes."""

@@ -76,6 +76,8 @@ VERSION = 1  # in user_version; a newer perdure that changes the tables incremen
 
 SQLITE_MIN = 3_051_003  # 3.51.3; older ones can corrupt a database when its log is reset
 
+INCREMENTAL = 2  # a value of `pragma auto_vacuum`; files of older versions have 0, and never shrink
+
 PAGE_SIZE = 4096  # bytes; an append writes 3 or 4 pages, and larger ones take longer to sync
 
 WAL_SIZE_MAX = 64 * 2**20  # bytes; a log that grew in a burst is truncated to this
@@ -377,6 +379,7 @@ def _require_version(name: str, version: int) -> None:
 
 def _create_tables(connection: apsw.Connection) -> None:
     connection.pragma("page_size", PAGE_SIZE)
+    connection.pragma("auto_vacuum", INCREMENTAL)  # Cannot be changed once there are tables.
     connection.pragma("journal_mode", "wal")
 
     def create() -> None:

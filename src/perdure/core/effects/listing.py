@@ -254,6 +254,8 @@ def list_effects(replica: Replica, wanted: EffectFilter) -> Steps[list[EffectInf
     """Return the effects of a session that match a filter, in order. Reads the whole session."""
     wanted.check()
     listing = _EffectLister(replica)
+    for position in sorted(replica.history.carried):  # What a compaction kept of earlier calls.
+        listing.add((yield from reader.read_entry(replica.history, position, check_tip=False)))
     forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
         for linked in page:

@@ -66,6 +66,7 @@ class ReplayCursor:
         start: int,
         end: int,
         ignore: Collection[str],
+        base: SessionState | None = None,
     ) -> None:
         self.name = replica.name
         self.divergence: Divergence | None = None
@@ -92,7 +93,7 @@ class ReplayCursor:
         self._documents: dict[str, bytes] = {}
         self._lanes: dict[str, object] = {}
         """The thread or task in which each turn was entered: calls from others are parallel."""
-        self._state = SessionState()
+        self._state = SessionState() if base is None else base
         self._last: bytes | None = None
         self._next_index = 0
         for step in self._steps:

@@ -27,7 +27,18 @@ NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcom
 SKIPPED_KINDS = frozenset(
     {
         *("batch.discarded", "branch.kept", "branch.released", "branched"),
-        *("copied", "index", "message.chunk", "omitted", "snapshot", "turn.continued", "view"),
+        *(
+            "carried",
+            "compacted",
+            "copied",
+            "ids.dropped",
+            "index",
+            "message.chunk",
+            "omitted",
+            "snapshot",
+            "turn.continued",
+            "view",
+        ),
     }
 )
 

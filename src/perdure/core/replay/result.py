@@ -82,7 +82,8 @@ def prepare_replay(source: Replica, request: ReplayRequest) -> Steps[tuple[Repli
         raise UsageError(f"a replay from {start} to {end} is empty")
     replica = Replica(source.name, source.settings)
     replica.view, replica.is_replayed = source.view, True
-    cursor = ReplayCursor(replica, steps, start, end, request.ignore)
+    base = yield from source.loader.base_of(source.history)
+    cursor = ReplayCursor(replica, steps, start, end, request.ignore, base)
     _require_turn_boundary(replica, steps, start)
     return replica, cursor
 

@@ -76,6 +76,13 @@ class MessageOrder:
         self._replacements = sorted(replacements, key=lambda item: item.last)
         self._held: dict[Replacement, list[VerifiedEntry]] = {}
 
+    def flush(self) -> list[VerifiedEntry]:
+        """Return the messages whose place was not reached: a compaction dropped it."""
+        placed: list[VerifiedEntry] = []
+        while self._replacements:
+            placed += self._held.pop(self._replacements.pop(), ())
+        return placed
+
     def place(self, linked: VerifiedEntry, *, is_message: bool) -> list[VerifiedEntry]:
         """Return the messages whose place is reached with an entry, newest first."""
         position = linked.entry.position

@@ -27,6 +27,7 @@ from perdure.core.state.fields import encode_stored, labels_of
 from perdure.core.state.leases import LeaseState
 from perdure.core.state.values import ValueState
 from perdure.errors import PayloadError
+from perdure.journal.compaction import Compacted, DroppedIds
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import ParentStream
 from perdure.journal.records import (
@@ -57,7 +58,11 @@ from perdure.journal.records import (
     ViewStored,
 )
 
-STATE_VERSION = 12
+STATE_VERSION = 13
+
+# By version: what converts facts of that version to the next one. The facts of a compaction have no
+# records behind them any more, so every version from 13 on needs an entry here.
+FACTS_UPCASTS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
 TURN_OPEN = "turn-open"
@@ -123,8 +128,11 @@ class SessionState:
     __slots__ = (
         "_shared",
         "begin",
+        "carried",
+        "compacted",
         "conversation",
         "deleted",
+        "dropped_ids",
         "effects",
         "fields",
         "index",
@@ -167,7 +175,14 @@ class SessionState:
         self.lease: LeaseState | None = None
         self.lineage: tuple[ParentStream, ...] = ()
         self.begin = 0
-        """The position of the deletion after which the session was created again, or 0."""
+        """The first position that is kept: of a deletion before the session was created again, or
+        of the first record that a compaction did not drop. 0 if it begins at 1."""
+        self.compacted = 0
+        """The position of the newest compaction, or 0."""
+        self.carried: dict[int, int] = {}
+        """By the position of a dropped record: that of the `carried` record that has it."""
+        self.dropped_ids: IndexRun | None = None
+        """The pages with the callers' ids whose records were dropped."""
         self.deleted = False
         self.since_snapshot = 0
         self.snapshot_size = 0
@@ -183,6 +198,8 @@ class SessionState:
         copy.topics, copy.views = self.topics, self.views
         copy.labels, copy.lineage, copy.fields = self.labels, self.lineage, self.fields
         copy.kept_branches, copy.begin = self.kept_branches, self.begin
+        copy.compacted, copy.carried = self.compacted, self.carried
+        copy.dropped_ids = self.dropped_ids
         copy.deleted, copy.lease = self.deleted, self.lease
         copy.conversation, copy.effects = self.conversation, self.effects
         copy.since_snapshot, copy.snapshot_size = self.since_snapshot, self.snapshot_size
@@ -349,6 +366,22 @@ class SessionState:
         self.index, self.recent_ids = (*kept, run), {}
         self._shared -= {"recent_ids"}
 
+    def _dropped_page(self, position: int, _id: str, content: DroppedIds) -> None:
+        if content.size:
+            self.dropped_ids = IndexRun(position - content.page, content.bits, content.size)
+
+    def _compacted(self, position: int, _id: str, content: Compacted) -> None:
+        self.begin, self.compacted, self.lineage = content.first, position, ()
+        first = position - len(content.carried)
+        self.carried = {dropped: first + at for at, dropped in enumerate(content.carried)}
+        self.index = tuple(run for run in self.index if run.first >= content.first)
+        recent = self.recent_ids.items()
+        self.recent_ids = {key: at for key, at in recent if at >= content.first}
+        self._shared -= {"recent_ids"}
+        self.messages -= content.messages
+        if self.last_message < content.first:
+            self.last_message = 0
+
     def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
         self.__init__()  # type: ignore[misc] # A deletion clears all earlier state.
         self.deleted, self.begin = True, position
@@ -376,8 +409,24 @@ class SessionState:
         "branched": _branched,
         "omitted": _omitted,
         "index": _index_page,
+        "ids.dropped": _dropped_page,
+        "compacted": _compacted,
         "deleted": _deleted,
     }
+
+    def cited_positions(self) -> set[int]:
+        """Return the positions of the records that the state refers to, and readers may ask for."""
+        talk, effects = self.conversation, self.effects
+        cited = {position for value in self.values.values() for position in value.chain}
+        cited |= {*self.topics.values(), *talk.systems, *talk.pins, talk.tools[1]}
+        cited |= {summary.position for summary in talk.summaries}
+        for group in (self.turns, self.views, talk.calls, talk.partials):
+            cited |= {item.position for item in group.values()}
+        for effect in effects.by_identity.values():
+            cited |= {effect.intent, effect.outcome}
+        for approval in effects.approvals.by_identity.values():
+            cited |= {approval.request, approval.decision, approval.outcome}
+        return cited - {0}
 
     def facts(self) -> dict[str, Any]:
         """Return the state as a snapshot stores it; `index` pages before it hold `recent_ids`."""
@@ -398,6 +447,9 @@ class SessionState:
             "lease": _to_json_tree(self.lease),
             "lineage": _to_json_tree(self.lineage),
             "begin": self.begin,
+            "compacted": self.compacted,
+            "carried": [[*pair] for pair in self.carried.items()],
+            "dropped_ids": _to_json_tree(self.dropped_ids),
             "conversation": _to_json_tree(self.conversation),
             "effects": _to_json_tree({**self.effects.by_identity}),
             "approvals": _to_json_tree({**self.effects.approvals.by_identity}),
@@ -408,11 +460,32 @@ class SessionState:
         cls, snapshot: Snapshot, payload: bytes, *, name: str, position: int
     ) -> "SessionState":
         """Return the state stored in a snapshot; raise PayloadError if it cannot be read."""
+        state = cls._of_facts(snapshot.state, snapshot.facts, name, position)
+        state.snapshot_size = len(payload)
+        return state
+
+    @classmethod
+    def before_compaction(cls, compacted: Compacted, *, name: str, position: int) -> "SessionState":
+        """Return the state before the first record that a compaction kept."""
+        state = cls._of_facts(compacted.state, compacted.facts, name, position)
+        state.recent_ids = {**compacted.recent}
+        return state
+
+    @classmethod
+    def _of_facts(
+        cls, version: int, tree: dict[str, Any], name: str, position: int
+    ) -> "SessionState":
         try:
-            facts = msgspec.convert(snapshot.facts, _SnapshotFacts)
+            for number in range(version, STATE_VERSION):
+                tree = FACTS_UPCASTS[number](tree)
+            facts = msgspec.convert(tree, _SnapshotFacts)
+        except LookupError as error:
+            raise PayloadError(name, position, "a state snapshot of another version") from error
         except msgspec.ValidationError as error:
             raise PayloadError(name, position, "an unreadable state snapshot") from error
         state = cls()
+        state.compacted, state.carried = facts.compacted, dict(facts.carried)
+        state.dropped_ids = facts.dropped_ids
         state.messages, state.last_message = facts.messages, facts.last_message
         state.values, state.turns, state.index = facts.values, facts.turns, facts.index
         state.topics, state.views = facts.topics, facts.views
@@ -424,7 +497,6 @@ class SessionState:
         state.lineage, state.begin, state.lease = facts.lineage, facts.begin, facts.lease
         state.conversation = facts.conversation
         state.effects = EffectsState.of(facts.effects, facts.approvals)
-        state.snapshot_size = len(payload)
         return state
 
 
@@ -442,6 +514,9 @@ class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
     lease: LeaseState | None
     lineage: tuple[ParentStream, ...]
     begin: int
+    compacted: int
+    carried: list[tuple[int, int]]
+    dropped_ids: IndexRun | None
     conversation: ConversationState
     effects: dict[str, EffectState]
     approvals: dict[str, ApprovalState]

@@ -14,7 +14,7 @@ ProblemKind = Literal["conflict", "damaged", "past", "store", "unsupported"]
 
 
 UNCOMPARABLE = (
-    "the source has deleted it, so the target's entries can no longer be compared: if they are not"
+    "the source has {done} it, so the target's entries can no longer be compared: if they are not"
     " needed, run {delete}, then copy again"
 )
 
@@ -99,7 +99,7 @@ def _is_same(head: Head, target: Head) -> CopySteps[bool]:
 def _plan_replacement(head: Head, target: Head, copied: str | None) -> CopySteps[CopyPlan]:
     """Plan to replace a target stream that cannot be continued, if that loses nothing.
 
-    That is so if the source has deleted the entries that the target has, and the target has deleted
+    That is so if the source has dropped the entries that the target has, and the target has deleted
     them too, or they are known to be a copy. The half-copied label marks a copy, because a writer
     removes it. The same stream id proves nothing about the entries.
     """
@@ -111,14 +111,18 @@ def _plan_replacement(head: Head, target: Head, copied: str | None) -> CopySteps
     target_header = chain.verify_entry(name, last).header
     was_deleted = target_header.kind == Deleted.kind
     is_older = target.position - was_deleted < first.position
-    is_gone = is_deleted or (is_older and source_header.kind == Deleted.kind)
+    # A stream that begins with neither its first entry nor a deletion was compacted.
+    is_dropped = source_header.kind == Deleted.kind or source_header.session is None
+    is_gone = is_deleted or (is_older and is_dropped)
     if source_header.stream != target_header.stream or not is_gone:
         at = min(head.position, target.position)
         raise CopyRefused("conflict", f"the target has another session of that name ({at})", at)
     is_copy = is_older and (HALF_COPIED in target.labels or target.digest == copied)
     if is_copy or was_deleted:
         return CopyPlan(first.position - 1, None, removed=target)
-    raise CopyRefused("conflict", UNCOMPARABLE.format(delete=delete_call(name)), target.position)
+    done = "compacted" if source_header.session is None else "deleted"
+    reason = UNCOMPARABLE.format(done=done, delete=delete_call(name))
+    raise CopyRefused("conflict", reason, target.position)
 
 
 def delete_call(name: str) -> str:

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable
 
 from perdure.backends.protocol import Entry, Head
-from perdure.errors import ChainError
+from perdure.errors import ChainError, VersionError
 from perdure.journal import chain
 from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
+from perdure.journal.cipher import PlainCipher
+from perdure.journal.compaction import Compacted
 from perdure.journal.copying import requests
 from perdure.journal.copying.plan import CopyRefused, read_one
 from perdure.journal.copying.requests import CopyProgress, CopySteps, Side
@@ -22,7 +24,8 @@ PAGE = 256  # entries per read; a driver returns fewer if they are long
 class ChainVerifier:
     """Verifies entries in order: against their headers, their stream and their predecessor.
 
-    Without a tip, the first entry must be one that can begin a stream.
+    Without a tip, the first entry must be one that can begin a stream, or a later one must record
+    the compaction that dropped what was before it.
     """
 
     def __init__(self, name: str, tip: ChainTip | None = None) -> None:
@@ -30,6 +33,8 @@ class ChainVerifier:
         self._tip = tip
         self._stream: StreamIdentity | None = None
         self._batches = BatchAssembler(name)
+        self._first: ChainTip | None = None
+        """Set while the stream begins after a compaction whose record has not been read yet."""
 
     @property
     def position(self) -> int:
@@ -49,17 +54,35 @@ class ChainVerifier:
             chain.require_follows(self._name, self._tip, linked)
         self._batches.add(linked)
         self._tip = linked.tip
+        if header.kind == Compacted.kind and self._first is not None:
+            self._first = self._missing_before(linked, self._first)
         return linked
+
+    def _missing_before(self, linked: VerifiedEntry, dropped: ChainTip) -> ChainTip | None:
+        """Return None if a compaction explains why the stream begins later, else what is missing.
+
+        It may allow to drop more than was dropped so far.
+        """
+        try:
+            content = chain.decode_content(self._name, linked, PlainCipher())
+        except VersionError:
+            return None  # Sealed: the header names the session, and opening it checks the rest.
+        if not isinstance(content, Compacted) or content.first <= dropped.position:
+            return dropped
+        is_next = content.first == dropped.position + 1
+        return dropped if is_next and content.digest != dropped.digest else None
 
     def _begin(self, first: VerifiedEntry) -> None:
         position, header = first.entry.position, first.header
         if header.session is None:  # Only an entry that can begin a stream names its session.
-            raise ChainError(self._name, position - 1, "it is missing")
+            self._first = ChainTip(position - 1, header.previous)
         if position == 1 and header.previous:
             raise ChainError(self._name, 1, "it is the first entry, but links to an earlier one")
 
     def end(self, head: Head) -> None:
-        """Raise ChainError unless the head points to the last accepted entry."""
+        """Raise ChainError unless the head points to the last accepted entry, and all are there."""
+        if self._first is not None:
+            raise ChainError(self._name, self._first.position, "it is missing")
         if self._tip != ChainTip(head.position, head.digest):
             reason = "it is not the entry that the head points to"
             raise ChainError(self._name, head.position, reason)

@@ -1,0 +1,303 @@
+"""Drop the older part of a session, and keep all that the rest of it needs. Pure.
+
+In: a loaded session, and how much of it to keep. Out: steps that find where to cut, a plan that
+writes the compaction, and steps that drop what is before the cut.
+
+The compaction is one append: the kept ids of callers as a new run of the index, the dropped ones,
+the records that the state still refers to (`carried`), and the `compacted` record, with the state
+before the cut. Only then entries are dropped. After a crash in between, the session reads as
+compacted, and the next compaction drops the rest.
+
+A cut is between two appends, where no turn is open, no call waits for its result and no answer is
+unfinished. It is not inside a failed turn that was continued, and not after the last stored state
+of a view. So all of these survive.
+
+To edit: nothing may be dropped that a published state can lead to; `cited_positions` lists it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import NamedTuple
+
+from perdure.core import dropped_ids, index, lifecycle
+from perdure.core.plans import Plan, RecordBatch, strip_derived
+from perdure.core.replica import Replica
+from perdure.core.state.session_state import STATE_VERSION, SessionState
+from perdure.core.validation import require_int
+from perdure.errors import UsageError
+from perdure.journal import chain, codec, reader
+from perdure.journal.chain import PendingRecord, VerifiedEntry
+from perdure.journal.compaction import Carried, Compacted
+from perdure.journal.reader import ForwardReader, History
+from perdure.journal.records import (
+    Content,
+    EffectSettled,
+    Message,
+    Snapshot,
+    TurnContinued,
+    ViewStored,
+)
+from perdure.journal.requests import Steps
+
+Progress = Callable[[int, int], object]
+"""Called with the position that was read, and the last one."""
+
+
+class CompactResult(NamedTuple):
+    """The result of a compaction; in a dry run, of one that would be made."""
+
+    session: str
+    complete_from: int
+    """The first position that is kept."""
+    records: int
+    """The records that were dropped, 0 if there is nothing to drop."""
+    messages: int
+    """The messages among them that were part of the conversation."""
+    carried: int
+    """The records that were kept from before that position, because the session refers to them."""
+    limited_by: str
+    """Why more is kept than was asked for, or "": a view, an open turn, a branch's shared past."""
+
+
+class CompactRequest(NamedTuple):
+    """How much to keep: the newest messages, or everything from a position on."""
+
+    keep: int | None = None
+    before: int | None = None
+
+    def checked(self) -> "CompactRequest":
+        """Return the request, or raise UsageError that says what is wrong with it."""
+        if (self.keep is None) == (self.before is None):
+            raise UsageError("pass keep=, the number of messages, or before=, a position")
+        for name, value in (("keep", self.keep), ("before", self.before)):
+            if value is not None and require_int(value, name) < 0:
+                raise UsageError(f"{name} must be 0 or more, not {value}")
+        return self
+
+
+class Cut(NamedTuple):
+    """Where a session is cut, and what has to outlast the records before."""
+
+    first: int
+    """The first position that is kept; the present one if there is nothing to drop."""
+    digest: str
+    base: SessionState
+    id_rows: list[bytes]
+    settled: list[int]
+    """The positions of the records of calls with callers' keys."""
+    records: int
+    messages: list[int]
+    """The positions of the messages that are dropped."""
+    limited_by: str
+
+
+class _Survey:
+    """What a compaction has to know of the records that it may drop, added in order."""
+
+    def __init__(self, base: SessionState | None, final: SessionState) -> None:
+        self._state = base or SessionState()
+        self._final = final
+        self.messages: list[int] = []
+        """The positions of messages that are part of the conversation."""
+        self.rows: list[bytes] = []
+        self.settled: list[int] = []
+        self.safe: list[int] = []
+        """The positions at which the history may begin."""
+        self.spans: list[tuple[int, int]] = []
+        """Failed turns that were continued: from their beginning to their continuation."""
+
+    def add(self, linked: VerifiedEntry, content: Content, payload: bytes) -> None:
+        """Add the next record."""
+        position, record_id, state = linked.entry.position, linked.header.id, self._state
+        state.apply(position, record_id, content, payload)
+        if isinstance(content, Message) and not self._final.conversation.is_hidden(position):
+            self.messages.append(position)
+        key = dropped_ids.key_of(record_id, content)
+        if key:
+            stripped = strip_derived(PendingRecord(record_id, content, payload))
+            self.rows.append(dropped_ids.encode_row(key, position, content, stripped))
+        if isinstance(content, EffectSettled) and content.intent:
+            self.settled += _outcome_positions(position, content)
+        if isinstance(content, TurnContinued) and content.ended:
+            self.spans.append((content.begun, position))
+        talk = state.conversation
+        if not (linked.header.remaining or state.turns or talk.calls or talk.partials):
+            self.safe.append(position + 1)
+
+
+def find_cut(
+    replica: Replica, request: CompactRequest, progress: Progress | None = None
+) -> Steps[Cut]:
+    """Read a session and return where to cut it. Damage in what would be dropped is raised."""
+    request.checked()
+    final, past, _ = replica.view
+    base = yield from replica.loader.base_of(past)
+    survey, name = _Survey(base, final), replica.name
+    forward = ForwardReader(past)
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
+            payload = chain.open_body(name, linked, past.cipher)
+            position = linked.entry.position
+            content = codec.decode(linked.header.kind, payload, stream=name, position=position)
+            survey.add(linked, content, payload)
+        if progress is not None and page:
+            progress(page[-1].entry.position, past.tip.position)
+    wanted, view_limit = _wanted(survey, past, request), (yield from _view_limit(past, final))
+    first = _choose(survey, past, min(wanted, view_limit))
+    limited_by = ""
+    if first < wanted <= _own_first(past):
+        limited_by = "the history that it shares"
+    elif first < wanted:
+        limited_by = "a view" if view_limit < wanted else "a turn, a call or an answer"
+    if first == past.first:
+        return Cut(first, "", SessionState(), [], [], 0, [], limited_by)
+    shared = yield from reader.read_entry(past, first - 1)
+    state = yield from replica.loader.state_at(past, shared.tip)
+    rows = [row for row in survey.rows if int.from_bytes(row[8:16]) < first]
+    rows += yield from dropped_ids.read_rows(past, final.dropped_ids)
+    settled = [position for position in survey.settled if position < first]
+    settled += yield from _carried_outcomes(past)
+    return Cut(
+        *(first, shared.digest, state, dropped_ids.newest_rows(rows), settled),
+        records=first - max(past.first, _own_first(past)),
+        messages=[position for position in survey.messages if position < first],
+        limited_by=limited_by,
+    )
+
+
+def _own_first(past: History) -> int:
+    """Return the first position in the session's own stream: before it, a branch shares records."""
+    return past.lineage[0].at + 1 if past.lineage else 1
+
+
+def _carried_outcomes(past: History) -> Steps[list[int]]:
+    """Return the positions of carried records of calls with callers' keys."""
+    positions: list[int] = []
+    for position in past.carried:
+        content = yield from reader.read_content(past, position, check_tip=False)
+        if isinstance(content, EffectSettled) and content.intent:
+            positions += _outcome_positions(position, content)
+    return positions
+
+
+def _outcome_positions(position: int, content: EffectSettled) -> list[int]:
+    """Return the positions of an outcome, its intent and the messages that have its result."""
+    before = max(content.message_count, bool(content.shared_form))
+    return [content.intent, *range(position - before, position + 1)]
+
+
+def _wanted(survey: _Survey, past: History, request: CompactRequest) -> int:
+    """Return the first position that the caller wants to keep."""
+    if request.before is not None:
+        return min(max(request.before, past.first), past.tip.position + 1)
+    keep, messages = request.keep or 0, survey.messages
+    if keep >= len(messages):
+        return past.first
+    return messages[-keep] if keep else past.tip.position + 1
+
+
+def _view_limit(past: History, state: SessionState) -> Steps[int]:
+    """Return the first position that a caller's view still needs, or one beyond the end."""
+    limit = past.tip.position + 1
+    for stored in state.views.values():
+        content = yield from reader.read_kind(past, stored.position, ViewStored, check_tip=False)
+        limit = min(limit, content.at + 1)
+    return limit
+
+
+def _choose(survey: _Survey, past: History, limit: int) -> int:
+    """Return the last safe position up to a limit, or the present beginning if there is none."""
+    safe = survey.safe[: bisect_right(survey.safe, limit)]
+    for first in reversed(safe):
+        in_turn = any(begun < first <= again for begun, again in survey.spans)
+        if first > max(past.first, _own_first(past)) and not in_turn:
+            return first
+    return past.first
+
+
+def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
+    """Plan a compaction; the result is the number of records that it carries.
+
+    InUseError while branches or holds need the past.
+    """
+    token = replica.new_id
+
+    def make(batch: RecordBatch) -> Steps[int]:
+        yield from lifecycle.require_unused(batch)
+        first, state = cut.first, batch.state
+        if batch.past.first >= first:
+            return 0  # Another process compacted it further.
+        talk = state.conversation
+        waiting = [turn.position for turn in state.turns.values()]
+        waiting += [call.position for call in talk.calls.values()]
+        if any(position < first for position in waiting):
+            raise batch.conflict("a turn was continued that the compaction would have dropped")
+        carried = yield from _carried(batch, cut)
+        rows = yield from index.rows_since(
+            batch.past, batch.index_cache, state.index, state.recent_ids, first
+        )
+        pages = index.encode_run(rows, len(state.index)) if rows else []
+        for content in (*pages, *dropped_ids.encode_pages(cut.id_rows), *carried):
+            batch.add_content(token(), content)
+        compacted = Compacted(
+            first=first,
+            digest=cut.digest,
+            state=STATE_VERSION,
+            facts=cut.base.facts(),
+            recent=cut.base.recent_ids,
+            carried=tuple(record.position for record in carried),
+            messages=sum(not talk.is_hidden(position) for position in cut.messages),
+        )
+        batch.add_content(token(), compacted)
+        snapshot = Snapshot(state=STATE_VERSION, facts=batch.state.facts())
+        batch.add_content(token(), snapshot)
+        if not batch.state.last_message:
+            batch.last_payload = b""
+        return len(carried)
+
+    return Plan("compact", "", make)
+
+
+def _carried(batch: RecordBatch, cut: Cut) -> Steps[list[Carried]]:
+    """Return the records before a cut that the state before it or the present one refers to."""
+    cited = cut.base.cited_positions() | batch.state.cited_positions() | {*cut.settled}
+    carried = []
+    for position in sorted(cited):
+        if position >= cut.first or batch.past.is_dropped(position):
+            continue
+        linked = yield from reader.read_entry(batch.past, position, check_tip=False)
+        payload = chain.open_body(batch.name, linked, batch.past.cipher)
+        record = Carried(
+            position=position,
+            record=linked.header.kind,
+            id=linked.header.id,
+            time=linked.header.time,
+            digest=linked.digest,
+            content=codec.decode_tree(payload),
+        )
+        carried.append(record)
+    yield from reader.require_tip(batch.past)
+    return carried
+
+
+def try_compaction(replica: Replica, cut: Cut) -> Steps[int]:
+    """Execute a compaction without writing it: the result or the error that it would have."""
+    return (yield from plan_compaction(replica, cut).execute(replica.new_batch()))
+
+
+def drop_compacted(replica: Replica, before: History) -> Steps[None]:
+    """Drop what a compaction allows to drop, and release the keep in the parent of a branch.
+
+    `before` is the history before the compaction. Without one, there is nothing to do.
+    """
+    if not replica.state.compacted:
+        return
+    yield from lifecycle.finish_drop(replica)
+    if before.lineage and not replica.history.lineage:
+        yield from lifecycle.release_in_parent(replica, before.lineage[0].name)
+
+
+def result_of(replica: Replica, cut: Cut, carried: int) -> CompactResult:
+    """Return the result of a compaction."""
+    facts = (cut.first, cut.records, len(cut.messages), carried, cut.limited_by)
+    return CompactResult(replica.name, *facts)

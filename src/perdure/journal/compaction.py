@@ -1,0 +1,60 @@
+"""The records of a compaction: what it dropped, and what the session still needs of that.
+
+When editing: as in `records`. The facts of a `compacted` record are the only copy of the state that
+the dropped records made, so every later version must be able to read them.
+"""
+
+from typing import Any, ClassVar
+
+from perdure.journal.records import Content
+
+
+class Carried(Content, frozen=True, kw_only=True):
+    """A record that a compaction dropped and the session still needs, with its own position.
+
+    `record` is its kind, `digest` that of its entry, `content` what it held.
+    """
+
+    kind: ClassVar[str] = "carried"
+
+    position: int
+    record: str
+    id: str
+    time: str
+    digest: str
+    content: dict[str, Any]
+
+
+class DroppedIds(Content, frozen=True, kw_only=True):
+    """A page of the callers' ids whose records were compacted, so that they stay recognized.
+
+    `rows` is base64 of sorted rows of 25 bytes: the first 8 of the id's SHA-256, its position, the
+    kind of its record (1), and what tells its content from another (8). Pages are as in `index`.
+    """
+
+    kind: ClassVar[str] = "ids.dropped"
+
+    rows: str
+    page: int = 0
+    bits: int = 0
+    size: int = 0
+
+
+class Compacted(Content, frozen=True, kw_only=True):
+    """The session was compacted: entries before `first` may be dropped.
+
+    `digest` is that of the last of them; empty in a copy, which never had them. `facts` are the
+    state before `first`, as in a snapshot of version `state`, and `recent` the ids that the index
+    did not have by then. `carried` are the positions of the carried records right before this one,
+    in order. `messages` messages are no longer part of the conversation.
+    """
+
+    kind: ClassVar[str] = "compacted"
+
+    first: int
+    digest: str
+    state: int
+    facts: dict[str, Any]
+    recent: dict[str, int]
+    carried: tuple[int, ...] = ()
+    messages: int = 0

@@ -227,6 +227,7 @@ EXAMPLES: list[PerdureError | errors.ToolFailureError] = [
     errors.ApprovalPendingError("s", "charge", ".a", "sqlite:agents.db", (".a", ".b")),
     errors.ApprovalError("s", ".a", "denied", "by 'ada'"),
     errors.NotFoundError("session 's'", "hint"),
+    errors.CompactedError("s", 3, 9),
     errors.SummaryError("s", "the text is empty"),
     errors.ConflictError("s", 1, 2, "reason"),
     errors.LeaseHeldError("s", 3, "worker-1", 30.0, 12),

@@ -167,6 +167,7 @@ CALLS = {
     "approvals": ["{}"],
     "approve": ["{}", "--yes"],
     "chat": ["{}"],
+    "compact": ["{}", "--keep", "1"],
     "copy": ["agents.db", "agents.db", "{}"],
     "demo": ["{}"],
     "deny": ["{}", "--yes"],

@@ -9,9 +9,9 @@ from perdure.safe_text import safe
 
 EXAMPLES = """\b
 Examples:
-  perdure compact claim-4711 --keep 1000 --dry-run   show what would be dropped
-  perdure compact claim-4711 --keep 1000             keep the last 1000 messages
-  perdure compact claim-4711 --before 52000          drop what is before a position
+  perdure compact claim-4711 --keep 1000 --dry-run   show what would happen
+  perdure compact claim-4711 --keep 1000             keep 1000 messages
+  perdure compact claim-4711 --before 52000          drop what is before it
 
 \b
 Dropped records are gone for good: copy the session first if they may be

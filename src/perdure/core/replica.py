@@ -42,7 +42,7 @@ from perdure.core.replay.guard import Guard
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.state.values import CachedValue, ValueCache
-from perdure.core.state_loader import StateLoader, history_of
+from perdure.core.state_loader import StateLoader
 from perdure.errors import (
     ChainError,
     ConflictError,
@@ -210,7 +210,8 @@ class Replica:
         batches: BatchAssembler,
         torn: tuple[int, int] | None = None,
     ) -> None:
-        past = history_of(stream, tip, state, self.settings.cipher, torn)
+        kept = (state.lineage, state.begin, torn, state.compacted, state.carried)
+        past = History(stream, tip, self.settings.cipher, *kept)
         # `tuple.__new__` is faster than calling the class, and every write comes through here.
         self.view, self._batches = tuple.__new__(StateView, (state, past, last)), batches
 
@@ -300,7 +301,8 @@ class Replica:
                     last = self._last_payload(whole, state, last)
             after = tip.position
         if last == b"":  # After a retraction, the newest message may be any earlier one.
-            past = history_of(stream, tip, state, self.settings.cipher)
+            kept = (state.lineage, state.begin, None, state.compacted, state.carried)
+            past = History(stream, tip, self.settings.cipher, *kept)
             last = yield from self.loader.last_payload(past, state.last_message)
         self._publish(state, stream, tip, last, batches, batches.torn)
         self.deleted = self.deleted or any(content.kind == "deleted" for content in newer)

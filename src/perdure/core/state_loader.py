@@ -11,25 +11,11 @@ from perdure.core.settings import Settings
 from perdure.core.state.session_state import SessionState
 from perdure.errors import ChainError, PayloadError
 from perdure.journal import chain, codec, reader
-from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
-from perdure.journal.cipher import Cipher
+from perdure.journal.chain import BatchAssembler, ChainTip, VerifiedEntry
 from perdure.journal.compaction import Compacted
 from perdure.journal.reader import History
 from perdure.journal.records import Branched, Content, Snapshot
 from perdure.journal.requests import Steps
-
-
-def history_of(
-    stream: StreamIdentity,
-    tip: ChainTip,
-    state: SessionState,
-    cipher: Cipher,
-    torn: tuple[int, int] | None = None,
-) -> History:
-    """Return the history that a state is computed from."""
-    return History(
-        *(stream, tip, cipher, state.lineage, state.begin, torn, state.compacted, state.carried)
-    )
 
 
 class StateLoader:

@@ -38,6 +38,7 @@ def result_json(result: SessionResult) -> dict[str, Any]:
         "digest": verified.digest if verified else None,
         "torn": verified.torn if verified else None,
         "half_copied": verified.half_copied if verified else None,
+        "complete_from": verified.complete_from if verified else None,
         "first_bad": result.first_bad,
         "problems": [
             {"position": error.position, "reason": error.reason} for error in result.problems
@@ -51,6 +52,8 @@ def print_result(result: SessionResult) -> None:
         entries = plural(result.verified.entries, "entry") if result.verified else "deleted"
         half = result.verified is not None and result.verified.half_copied
         missing = "; an incomplete copy: copy it again" if half else ""
+        if result.verified is not None and result.verified.complete_from > 1:
+            missing = f", complete from {result.verified.complete_from}{missing}"
         echo(Text.assemble(("OK", "green"), f"       {name}  {entries}{missing}"))
         return
     if result.state == "newer":

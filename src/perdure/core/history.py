@@ -246,7 +246,8 @@ def record_reader(
 def find_entry(past: History, position: int, *, whole: int = 0) -> Steps[VerifiedEntry | None]:
     """Return the entry at a position that a caller chose; None if no record is stored there.
 
-    CompactedError if a compaction dropped it. Batches up to the position `whole` are known to be complete.
+    CompactedError if a compaction dropped it. Batches up to the position `whole` are known to be
+    complete.
     """
     first, last = past.torn or (0, 0)
     # A dropped record may be carried; if not, reading it says that it was compacted.

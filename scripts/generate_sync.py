@@ -23,7 +23,10 @@ HEADER = "# Generated from {} by scripts/generate_sync.py: do not edit.\n"
 
 
 class Folder(NamedTuple):
-    """Every module of `source` gives one in `target`, except those written twice by hand."""
+    """Every module of `source` gives one in `target`, except those written twice by hand.
+
+    A module for event loops alone is excepted too.
+    """
 
     source: str
     target: str
@@ -34,7 +37,7 @@ FOLDERS = (
     Folder(
         "src/perdure/aio",
         "src/perdure/sync",
-        frozenset({"__init__.py", "concurrency.py", "group_commit.py"}),
+        frozenset({"__init__.py", "concurrency.py", "group_commit.py", "result_dispatch.py"}),
     ),
     Folder(
         "tests/aio",

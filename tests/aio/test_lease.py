@@ -149,6 +149,7 @@ def test_a_store_that_hangs_is_told_of_when_the_time_has_passed() -> None:
                     write_all(plans, batcher)
 
                 waiting.append(asyncio.create_task(later()))
+                batcher.process = waiting[-1]
 
             waiting: list[asyncio.Task[None]] = []
             batcher._run = hang

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.aio import group_commit
-from perdure.aio.group_commit import DISPATCH_MAX, ResultDispatcher
+from perdure.aio import result_dispatch
+from perdure.aio.result_dispatch import DISPATCH_MAX, ResultDispatcher
 from perdure.aio.session import AsyncSession
 from perdure.aio.store import AsyncStore
 from perdure.backends.memory import MemoryBackend
@@ -360,15 +360,17 @@ class Told:
 
     def __init__(self, number: int, told: list[object], *, interrupts: bool = False) -> None:
         self.number, self.told, self.interrupts = number, told, interrupts
+        self.is_told = False
 
     def done(self) -> bool:
-        return False
+        return self.is_told
 
     def cancel(self) -> None:
         self.told.append(("cancelled", self.number))
 
     def set_result(self, answer: object, /) -> None:
         self.told.append(answer)
+        self.is_told = True
         if self.interrupts:
             raise KeyboardInterrupt
 
@@ -381,11 +383,13 @@ def test_commits_are_told_in_order_and_the_rest_when_the_loop_ends() -> None:
     many, few = 3 * DISPATCH_MAX + 1, 2
 
     async def main() -> None:
-        teller = ResultDispatcher(set())
-        teller.dispatch([(None, Told(n, told)) for n in range(many)], range(many), None)
+        teller = ResultDispatcher(sliced=True)
+        teller.add([(None, Told(n, told)) for n in range(many)], range(many), None)
+        teller.dispatch()
         await asyncio.sleep(0)
         assert told == [*range(DISPATCH_MAX)]
-        teller.dispatch([(None, Told(n, told)) for n in range(few)], range(many, many + few), None)
+        teller.add([(None, Told(n, told)) for n in range(few)], range(many, many + few), None)
+        teller.dispatch()
         assert told == [*range(DISPATCH_MAX)]
 
     asyncio.run(main())
@@ -397,9 +401,9 @@ def test_many_are_told_though_the_task_that_tells_them_was_cancelled_before_it_b
     many = 3 * DISPATCH_MAX
 
     async def main() -> None:
-        ResultDispatcher(set()).dispatch(
-            [(None, Told(n, told)) for n in range(many)], range(many), None
-        )
+        teller = ResultDispatcher(sliced=True)
+        teller.add([(None, Told(n, told)) for n in range(many)], range(many), None)
+        teller.dispatch()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
@@ -415,22 +419,23 @@ def test_an_interrupt_while_many_are_told_leaves_nobody_out() -> None:
 
     async def main() -> None:
         waiting = [(None, Told(n, told, interrupts=n in interrupting)) for n in range(many)]
-        ResultDispatcher(tasks).dispatch(waiting, range(many), None)
+        teller.add(waiting, range(many), None)
+        teller.dispatch()
         await asyncio.sleep(0.01)
 
-    tasks: set[asyncio.Task[Any]] = set()
+    teller = ResultDispatcher(sliced=True)
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(main())
     assert told == [*range(many)]
     loop.run_until_complete(asyncio.sleep(0))
-    assert not tasks
+    assert not teller.is_busy
     loop.close()
 
 
 def test_many_sessions_go_on_after_a_loop_that_ended_while_they_were_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_commit, "DISPATCH_MAX", 8)
+    monkeypatch.setattr(result_dispatch, "DISPATCH_MAX", 8)
     backend = Slow()
     store = perdure.open_async(backend)
     sessions: list[AsyncSession] = []
@@ -460,7 +465,7 @@ def test_many_sessions_go_on_after_a_loop_that_ended_while_they_were_told(
 def test_a_loop_that_was_closed_while_many_were_told_does_not_block_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_commit, "DISPATCH_MAX", 8)
+    monkeypatch.setattr(result_dispatch, "DISPATCH_MAX", 8)
     store = perdure.open_async(Slow())
     sessions = asyncio.run(opened(store, 100))
     loop = asyncio.new_event_loop()

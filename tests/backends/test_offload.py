@@ -305,9 +305,9 @@ def test_loops_in_several_threads_that_make_the_first_call_share_one_thread(
     together = threading.Barrier(many)
     begin = offload._Worker.__init__
 
-    def slowly(self: offload._Worker, name: str) -> None:
+    def slowly(self: offload._Worker, owner: ThreadedBackend) -> None:
         time.sleep(0.05)  # As if the machine were busy: all of them are here by now.
-        begin(self, name)
+        begin(self, owner)
 
     async def write(number: int) -> None:
         together.wait()

@@ -44,6 +44,7 @@ INTERNAL = {
         "ReplayHandle",
         "ReplaySession",
         "ResultDispatcher",
+        "StallDetector",
         "StepRunner",
         "SessionReader",
         "Summaries",

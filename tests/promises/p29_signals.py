@@ -26,7 +26,7 @@ from tests.promises.promise import Promise, Trial, in_time
 ROOT = Path(__file__).parents[2]
 INTERRUPTS = 500  # Of one program.
 AT_ONCE = 10.0  # Seconds for all sessions; a lock that somebody holds takes 60 for each.
-MODES = ("sync",)
+COLOURS = {"sync": ("sync",), "async": ("loop", "loops", "dead")}
 BESIDE = "said by another process"
 
 
@@ -55,7 +55,7 @@ def storm(address: str, mode: str, seed: int, interrupts: int = INTERRUPTS) -> l
             report, _ = child.communicate("\n")
         if child.returncode:
             errors.seek(0)
-            return [*wrong, f"exit {child.returncode}: {errors.read()[-6000:]}"]
+            return [*wrong, f"exit {child.returncode}: {errors.read()[-9000:]}"]
     return [*wrong, *judged(address, json.loads(report))]
 
 
@@ -114,18 +114,23 @@ def counted(seed: int, wrong: Sequence[str], interrupts: int = INTERRUPTS) -> It
     yield Trial(f"seed {seed}", "; ".join(wrong))
 
 
-def trials(kind: str, mode: str, seed: int, deadline: float) -> Iterator[Trial]:
+def trials(kind: str, colour: str, seed: int, deadline: float) -> Iterator[Trial]:
     """Yield interrupts of one program after the other."""
     number = seed * 1_000_000
     addresses = {each.name: each.address for each in KINDS}
     while in_time(deadline):
         with places.fast_directory() as directory:
             address = addresses[kind](directory) if kind in addresses else "memory:"
-            yield from counted(number, storm(address, mode, number))
+            yield from counted(number, storm(address, mode_of(colour, number), number))
         number += 1
 
 
-def postgres_trials(mode: str, seed: int, deadline: float) -> Iterator[Trial]:
+def mode_of(colour: str, number: int) -> str:
+    """Return the mode of the program with that number."""
+    return COLOURS[colour][number % len(COLOURS[colour])]
+
+
+def postgres_trials(colour: str, seed: int, deadline: float) -> Iterator[Trial]:
     """As `trials`, on a server."""
     from tests.backends.postgres.server_keeper import running
 
@@ -133,19 +138,19 @@ def postgres_trials(mode: str, seed: int, deadline: float) -> Iterator[Trial]:
         number = seed * 1_000_000
         while in_time(deadline):
             address = f"{server.url}?tenant=storm{number}&connections=4"
-            yield from counted(number, storm(address, mode, number))
+            yield from counted(number, storm(address, mode_of(colour, number), number))
             number += 1
 
 
 SAYS = "a signal handler may raise anywhere inside a store"
 PROMISES = [
     *(
-        Promise("P29", SAYS, 10_000, partial(trials, kind, mode), f"{kind}-signals-{mode}")
+        Promise("P29", SAYS, 10_000, partial(trials, kind, colour), f"{kind}-signals-{colour}")
         for kind in ("memory", FILES.name, SQLITE.name)
-        for mode in MODES
+        for colour in COLOURS
     ),
     *(
-        Promise("P29", SAYS, 10_000, partial(postgres_trials, mode), f"postgres-signals-{mode}")
-        for mode in MODES
+        Promise("P29", SAYS, 10_000, partial(postgres_trials, colour), f"postgres-signals-{colour}")
+        for colour in COLOURS
     ),
 ]

@@ -1,13 +1,21 @@
 """A program for P29 whose timer raises inside a store, thousands of times.
 
-It is called as `p29_storm address mode seed interrupts`; `mode` is sync or async.
+It is called as `p29_storm address mode seed interrupts`; `mode` is one of `MODES`.
 
 A real timer (SIGALRM) calls a handler that raises at random moments, but only while code of perdure
-is running: there it may be anywhere, in a driver or the standard library too. When all interrupts
-have come, the program says so on its standard output and keeps its store open. Who judges it then
-looks at the store from another process, writes a line to this one, and reads its report: what was
-acknowledged, how many interrupts came where, and which descriptors are left. An action that hangs
-ends the program with the stacks of its threads.
+is running: there it may be anywhere, in a driver or the standard library too.
+
+- `sync`: in blocking code.
+- `loop`: in one event loop, which nothing ends; so every call must end in it. The loop's own code
+  is spared, because asyncio loses callbacks when it is interrupted there.
+- `loops`: in event loops of `asyncio.run`, which Ctrl-C or an exit ends now and then.
+- `dead`: anywhere in an event loop, which is then closed as it is, with its tasks in the middle of
+  their work. The store is used in the next one.
+
+When all interrupts have come, the program says so on its standard output and keeps its store open.
+Who judges it then looks at the store from another process, writes a line to this one, and reads its
+report: what was acknowledged, how many interrupts came where, and which descriptors are left. An
+action that hangs ends the program with the stacks of its tasks and threads.
 """
 
 import asyncio
@@ -15,6 +23,7 @@ import collections
 import contextlib
 import faulthandler
 import gc
+import inspect
 import json
 import logging
 import os
@@ -39,8 +48,11 @@ SESSIONS = 3
 SHARED = "shared"
 LEASED = "leased"
 OVER = "over"
+CALLERS = ("append", "fresh", "listed")  # Coroutines here that await perdure.
 HERE = str(Path(perdure.__file__).parent)
 LOOP = str(Path(asyncio.__file__).parent)
+MODES = ("sync", "loop", "loops", "dead")
+TASKS = 6
 
 
 class TimeLimit(Exception):  # noqa: N818 - as Celery's SoftTimeLimitExceeded
@@ -66,10 +78,12 @@ EXPECTED = (*INTERRUPTS, ConflictError, UnavailableError)
 class Storm:
     """Raises from a timer while code of perdure is running."""
 
-    def __init__(self, seed: int, most: int, ending: float = 0.5) -> None:
+    def __init__(self, seed: int, most: int, mode: str) -> None:
         self._draw = random.Random(seed)
         self._most = most
-        self._ending = ending  # The share of interrupts that end an event loop.
+        self._mode = mode
+        # The share of interrupts that end an event loop.
+        self._ending = {"sync": 0.5, "loop": 0.0, "loops": 0.02, "dead": 1.0}[mode]
         self.places: collections.Counter[str] = collections.Counter()
         self.count = 0
         self.sigint = False
@@ -92,10 +106,10 @@ class Storm:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def _strike(self, _: int, frame: FrameType | None) -> None:
-        place = None if self.is_over else place_of(frame)
+        place = None if self.is_over else self._place(frame)
         self._set()
         ends = self._draw.random() < self._ending
-        if place is None or (place == "loop" and not ends):
+        if place is None or (place == "select" and not ends):
             return
         self.count += 1
         self.places[place] += 1
@@ -104,17 +118,25 @@ class Storm:
         else:
             raise self._draw.choice((ControlC, Exit) if ends else (TimeLimit, Stop))
 
+    def _place(self, frame: FrameType | None) -> str | None:
+        """Return the innermost module of perdure that is running, or what else to interrupt."""
+        assert frame is not None
+        code = frame.f_code
+        in_loop = asyncio._get_running_loop() is not None
+        if self._mode == "dead":
+            return (module_of(frame) or Path(code.co_filename).stem) if in_loop else None
+        if in_loop:
+            if code.co_filename.startswith(LOOP):
+                return None
+            if code.co_filename.endswith("selectors.py"):
+                return code.co_name if code.co_name == "select" else None
+            if code.co_name in CALLERS and code.co_filename == __file__:
+                return "caller"
+        return module_of(frame)
 
-def place_of(frame: FrameType | None) -> str | None:
-    """Return the innermost module of perdure that is running, None if there is none.
 
-    An event loop's own bookkeeping is left alone, as it is not safe itself, but not its waiting.
-    """
-    if frame is not None and asyncio._get_running_loop() is not None:
-        if frame.f_code.co_filename.startswith(LOOP):
-            return None
-        if frame.f_code.co_filename.endswith("selectors.py"):
-            return "loop" if frame.f_code.co_name == "select" else None
+def module_of(frame: FrameType | None) -> str | None:
+    """Return the innermost module of perdure that is running, None if there is none."""
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(HERE):
@@ -152,7 +174,7 @@ class Work(ABC):
         """Note an error, which an interrupt must have caused, or another writer."""
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, EXPECTED):
-            cause = cause.__cause__
+            cause = cause.__cause__ or cause.__context__
         if cause is None:
             self.wrong.append("".join(traceback.format_exception(error)[-3000:]))
         self.kept = [*self.kept[-2:], error]
@@ -265,24 +287,49 @@ class AsyncWork(Work):
 
     store: perdure.AsyncStore | None = None
 
+    def __init__(self, address: str, seed: int, storm: Storm, mode: str) -> None:
+        super().__init__(address, seed, storm)
+        self.mode = mode
+
     def run(self) -> None:
-        self.asyncio_run(self.peace)
+        threading.Thread(target=self.print_tasks, daemon=True).start()
+        asyncio.run(self.peace())
         self.storm.begin()
         while not self.storm.is_over:
             self.watched()
-            self.storm.sigint = self.draw.random() < 0.2
+            if self.draw.random() < 0.1:
+                self.store = None  # As if nobody had closed it.
+            self.storm.sigint = self.mode == "loops" and self.draw.random() < 0.2
             try:
-                self.asyncio_run(self.rounds)
+                if self.mode == "dead":
+                    self.run_and_close()
+                else:
+                    asyncio.run(self.rounds())
             except BaseException as error:  # noqa: BLE001 - that is what it is about
                 if not (self.storm.sigint and isinstance(error, KeyboardInterrupt)):
                     self.interrupted(error)
         self.storm.end()
         self.watched()
 
-    def asyncio_run(self, work: Callable[[], Any]) -> None:
-        if self.draw.random() < 0.1:
-            self.store = None  # As if nobody had closed it.
-        asyncio.run(work())
+    def watched(self) -> None:
+        super().watched()
+        self.seen = time.monotonic()
+
+    def print_tasks(self) -> None:
+        """Print where each task waits, shortly before the program is ended because it hangs."""
+        self.seen = time.monotonic()
+        while time.monotonic() < self.seen + PATIENCE - 3:
+            time.sleep(0.5)
+        for task in [each for each in gc.get_objects() if isinstance(each, asyncio.Task)]:
+            if not task.done():
+                print(task.get_name(), *waits_of(task.get_coro()), sep=" / ", file=sys.stderr)
+
+    def run_and_close(self) -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self.rounds())
+        finally:
+            loop.close()
 
     def opened(self) -> perdure.AsyncStore:
         if self.store is None:
@@ -298,7 +345,12 @@ class AsyncWork(Work):
         return [await store.session(name) for name in (SHARED, *(f"s{n}" for n in range(SESSIONS)))]
 
     async def rounds(self) -> None:
-        actions = [*self.actions(await self.handles())]
+        while True:
+            try:
+                actions = [*self.actions(await self.handles())]
+                break
+            except (ConflictError, UnavailableError, TimeLimit, Stop) as error:
+                self.interrupted(error)
 
         async def go() -> None:
             while not self.storm.is_over:
@@ -310,13 +362,13 @@ class AsyncWork(Work):
                 except (TimeLimit, Stop) as error:  # Asyncio lets a task catch these.
                     self.interrupted(error)
 
-        await asyncio.gather(*(go() for _ in range(4)))
+        await asyncio.gather(*(go() for _ in range(TASKS)))
 
     async def say(self, session: perdure.AsyncSession) -> None:
         text = self.text()
         while True:
             try:
-                await session.append({"role": "user", "text": text}, id=text)
+                await append(session, text)
                 break
             except (ConflictError, UnavailableError):
                 continue
@@ -331,8 +383,12 @@ class AsyncWork(Work):
         async def fresh(name: str) -> None:
             await self.say(await store.session(name))
 
+        async def together() -> None:
+            await asyncio.gather(*map(self.say, sessions))
+
         for _ in range(8):
             yield lambda: self.say(one())
+        yield together
         yield lambda: fresh(SHARED)
         yield lambda: fresh(f"new {self.text()}")
         yield lambda: one().messages(last=3)
@@ -340,6 +396,23 @@ class AsyncWork(Work):
         yield lambda: listed(store.sessions())
         yield lambda: listed(one().watch(after=one().position, timeout=0.003))
         yield lambda: one().set("value", self.text())
+        yield self.lease
+        yield self.turn
+
+    async def lease(self) -> None:
+        with contextlib.suppress(LeaseHeldError, ConflictError):
+            session = await self.opened().session(LEASED)
+            try:
+                async with session.lease(ttl=1.0, timeout=0.0):
+                    await session.note("It is mine.")
+            finally:
+                await session.close()
+
+    async def turn(self) -> None:
+        with contextlib.suppress(ConflictError):
+            session = await self.opened().session("turning")
+            async with session.turn({"role": "user", "text": self.text()}) as turn:
+                await turn.append({"role": "assistant", "text": self.text()})
 
     def finish(self) -> None:
         asyncio.run(self._finish())
@@ -350,6 +423,21 @@ class AsyncWork(Work):
             await self.say(session)
             await session.verify()
         await self.opened().close()
+
+
+def waits_of(coroutine: Any) -> Iterator[str]:
+    """Yield where a coroutine waits, and what it waits for."""
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
+        yield f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame else repr(coroutine)
+        inner = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+        if type(inner).__name__ == "async_generator_asend":
+            inner = next(filter(inspect.isasyncgen, gc.get_referents(inner)), None)
+        coroutine = inner
+
+
+async def append(session: perdure.AsyncSession, text: str) -> None:
+    await session.append({"role": "user", "text": text}, id=text)
 
 
 async def listed(items: AsyncIterator[Any]) -> list[Any]:
@@ -366,15 +454,31 @@ def descriptors() -> list[str]:
     return sorted(found)
 
 
+def holders() -> Iterator[str]:
+    """Yield what refers to connections of a driver."""
+    for each in gc.get_objects():
+        if type(each).__name__ in ("AsyncConnection", "Connection", "PGconn", "PGcancelConn"):
+            kinds = [repr(other)[:200] for other in gc.get_referrers(each)]
+            yield f"{each!r} is held by {kinds}"
+
+
 def main() -> None:
     address, mode, seed, most = sys.argv[1:]
     faulthandler.enable()
+    if address.startswith("postgres"):
+        from perdure.backends.postgres import notify
+
+        notify.IDLE_TIMEOUT = 0.5  # Of a store that nobody closes. The end is waited for below.
     for name in ("perdure", "asyncio", "psycopg"):  # Much is worth a word here.
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False
     before = descriptors()
-    storm = Storm(int(seed), int(most), 0.5 if mode == "sync" else 0.02)
-    work = {"sync": SyncWork, "async": AsyncWork}[mode](address, int(seed), storm)
+    storm = Storm(int(seed), int(most), mode)
+    work: Work = (
+        SyncWork(address, int(seed), storm)
+        if mode == "sync"
+        else AsyncWork(address, int(seed), storm, mode)
+    )
     work.run()
     print(OVER, flush=True)
     faulthandler.cancel_dump_traceback_later()
@@ -383,9 +487,12 @@ def main() -> None:
     work.finish()
     work.kept = []
     while any(thread.is_alive() for thread in threading.enumerate() if "perdure" in thread.name):
+        gc.collect()
         time.sleep(0.01)  # They end by themselves, soon.
     faulthandler.cancel_dump_traceback_later()
     left = [*(collections.Counter(descriptors()) - collections.Counter(before)).elements()]
+    if any(each.startswith("socket") for each in left):
+        left += holders()
     print(
         json.dumps(
             {

@@ -7,13 +7,14 @@ import pytest
 
 import perdure
 from tests.promises import p29_signals as signals
+from tests.promises import p29_storm
 from tests.promises.kinds import FILES, SQLITE, Kind
 
 pytestmark = pytest.mark.durability
 
-SAMPLE = 300
+SAMPLE = 100
 
-each_mode = pytest.mark.parametrize("mode", signals.MODES)
+each_mode = pytest.mark.parametrize("mode", p29_storm.MODES)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.aio.group_commit import AsyncBatcher
+from perdure.aio.group_commit import AsyncBatcher, StallDetector
 from perdure.backends.digests import digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import ThreadedBackend
@@ -371,7 +371,7 @@ def test_a_store_that_answers_too_few_leaves_no_task_waiting() -> None:
         asyncio.get_running_loop().call_soon(batcher.finish, [], None)
 
     async def main() -> None:
-        batcher: AsyncBatcher[int, int] = AsyncBatcher(answer_nobody)
+        batcher: AsyncBatcher[int, int] = AsyncBatcher(answer_nobody, StallDetector())
         found = await asyncio.wait_for(
             asyncio.gather(*map(batcher.submit, range(3)), return_exceptions=True), 10
         )

@@ -10,23 +10,29 @@ after a commit that failed because of one stream, each append is retried in a ta
 
 To edit: a batcher serves one event loop at a time; it switches to another only after the first one
 has ended. A fork or a closed loop may leave items in flight whose replies never come (`_abandon`).
+
+A signal handler may raise between any two lines, and before the first line of a callback. Then the
+rest of that callback does not happen, and the loop continues or ends. So no callback is relied on:
+`StallDetector` looks for work that nothing drives any more, and completes it or reports it as
+interrupted. An item is in `_queue`, `_in_flight` or the dispatcher until it has its result; it is
+added to the next place before it is removed from the last, and results may be delivered twice.
 """
 
 import asyncio
-import contextlib
 import os
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic
 
+from perdure.aio.result_dispatch import ResultDispatcher, StepWaiter, Waiter
 from perdure.backends import fork_safety
+from perdure.backends.interrupt_safety import AsyncLock
 from perdure.backends.protocol import STORED, Append, AsyncBackend, Outcome, require_atomic
 from perdure.core.batching import (
     ItemT,
     ResultT,
     RetryAlone,
     batch_size,
+    copy_for_waiter,
     group_by_stream,
     is_store_down,
     isolates_stream,
@@ -41,119 +47,10 @@ if TYPE_CHECKING:
     from perdure.aio.driver import AsyncDriver
 
 
-DISPATCH_MAX = 64  # results per loop iteration; a few milliseconds of work
+STALL_CHECK_INTERVAL = 0.1  # seconds; an interrupted callback delays a write by this at most twice
 
 
-_Result_contra = TypeVar("_Result_contra", contravariant=True)
-
-
-class Waiter(Protocol[_Result_contra]):
-    """Receives a result: a future, or a step generator that continues with it."""
-
-    def done(self) -> bool: ...
-    def cancel(self) -> object: ...
-    def set_result(self, answer: _Result_contra, /) -> None: ...
-    def set_exception(self, error: BaseException, /) -> None: ...
-
-
-WaitingItems = Sequence[tuple[Any, Waiter[Any]]]
-
-"""Items, each with the waiter for its result."""
-
-
-def deliver(waiting: WaitingItems, answers: Sequence[Any], error: BaseException | None) -> None:
-    """Deliver results now, or one error for all. A `RetryAlone` starts a retry of its item."""
-    raised: BaseException | None = None
-    for number, (item, waiter) in enumerate(waiting):
-        if waiter.done():
-            continue
-        try:
-            if error is None:
-                answer = answers[number]
-                if type(answer) is RetryAlone:
-                    answer.retry_for(item, waiter)
-                else:
-                    waiter.set_result(answer)
-            elif isinstance(error, asyncio.CancelledError):
-                with contextlib.suppress(RuntimeError):  # The waiter's loop is closed.
-                    waiter.cancel()
-            else:
-                waiter.set_exception(error)
-        except BaseException as interrupt:  # noqa: BLE001 - deliver to the other waiters first
-            raised = interrupt
-    if raised is not None:
-        raise raised
-
-
-class ResultDispatcher:
-    """Delivers large batches in slices, from a task that yields to the loop between them."""
-
-    def __init__(self, tasks: set["asyncio.Task[Any]"]) -> None:
-        self._tasks = tasks  # Holds the task, because an event loop has only a weak reference.
-        self._pending: deque[tuple[WaitingItems, Sequence[Any], BaseException | None]] = deque()
-
-    def dispatch(
-        self, waiting: WaitingItems, answers: Sequence[Any], error: BaseException | None
-    ) -> None:
-        """Deliver a small batch now, and a large one over the next iterations, in order."""
-        is_small = len(waiting) <= DISPATCH_MAX and not self._pending
-        # After a cancellation the loop may be shutting down: there may be no next iteration.
-        if is_small or isinstance(error, asyncio.CancelledError):
-            deliver(waiting, answers, error)
-            return
-        is_idle = not self._pending
-        for first in range(0, len(waiting), DISPATCH_MAX):
-            part = slice(first, first + DISPATCH_MAX)
-            self._pending.append((waiting[part], answers[part], error))
-        if is_idle:
-            task = asyncio.create_task(self._dispatch_slices())
-            self._tasks.add(task)
-            task.add_done_callback(self._on_done)
-
-    def _on_done(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.discard(task)
-        if task.cancelled():  # If that was before its first step, its own handler never ran.
-            self._dispatch_rest()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether some results have not been delivered yet."""
-        return bool(self._pending)
-
-    def drop_pending(self) -> list[tuple[Any, Waiter[Any]]]:
-        """Return and forget the items not delivered yet: the loop that should do it has ended."""
-        pending = [item for waiting, _, _ in self._pending for item in waiting]
-        self._pending.clear()
-        return pending
-
-    async def _dispatch_slices(self) -> None:
-        try:
-            while self._pending:
-                deliver(*self._pending.popleft())
-                if self._pending:
-                    await asyncio.sleep(0)
-        except GeneratorExit:
-            raise  # The loop was closed: no waiter is left in it.
-        except BaseException:
-            # The loop is shutting down or was interrupted. The results are known, so deliver them.
-            self._dispatch_rest()
-            raise
-
-    def _dispatch_rest(self) -> None:
-        try:
-            while self._pending:
-                deliver(*self._pending.popleft())
-        finally:
-            if self._pending:  # Interrupted again; that is raised after all deliveries.
-                self._dispatch_rest()
-
-
-OnDone = Callable[[Any, BaseException | None], None]
-
-"""Called at the end of some work, with its result or its error."""
-
-
-AsyncCommitResult = Outcome | RetryAlone[asyncio.Lock]
+AsyncCommitResult = Outcome | RetryAlone[AsyncLock]
 
 
 _QueuedItem = tuple[ItemT, Waiter[ResultT]]
@@ -161,31 +58,79 @@ _QueuedItem = tuple[ItemT, Waiter[ResultT]]
 _loop_switch_lock = fork_safety.fork_safe_lock()
 
 
+class StallDetector:
+    """Checks batchers that are in use, now and then, for work that nothing drives any more."""
+
+    def __init__(self) -> None:
+        self._batchers: set[AsyncBatcher[Any, Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def watch(self, batcher: "AsyncBatcher[Any, Any]", loop: asyncio.AbstractEventLoop) -> None:
+        """Check a batcher until it is idle."""
+        self._batchers.add(batcher)
+        if self._loop is not loop or not self._timers:
+            self._set_timers(loop)
+            self._loop = loop
+
+    def _set_timers(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Two, because one can be interrupted just as the loop calls it.
+        delays = (STALL_CHECK_INTERVAL, 10 * STALL_CHECK_INTERVAL)
+        previous, timers = self._timers, [loop.call_later(delay, self._check) for delay in delays]
+        self._timers = timers
+        for timer in previous:
+            timer.cancel()
+
+    def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            return
+        self._set_timers(loop)  # First, as the rest may be interrupted.
+        for batcher in [*self._batchers]:
+            if not batcher.recheck():
+                self._batchers.discard(batcher)
+        if not self._batchers:
+            for timer in self._timers:
+                timer.cancel()
+            self._timers = []
+
+
 class AsyncBatcher(Generic[ItemT, ResultT]):
-    """Processes the items of many tasks together; `run` must call `finish` when they are done."""
+    """Processes the items of many tasks together; `run` must call `finish` when they are done.
+
+    `run` sets `process` to what drives the items: a task, or steps.
+    """
 
     def __init__(
         self,
         run: Callable[[list[ItemT], "AsyncBatcher[ItemT, ResultT]"], object],
+        stalls: StallDetector,
         batch_size: Callable[[int, int], int] = lambda queued, _: queued,
         dispatcher: ResultDispatcher | None = None,
     ) -> None:
         self._run = run
         self._batch_size = batch_size
-        self._dispatcher = dispatcher
+        self._dispatcher = dispatcher or ResultDispatcher(sliced=False)
         self._previous_size = 0
         self._in_flight: list[_QueuedItem[ItemT, ResultT]] | None = None
         self._queue: list[_QueuedItem[ItemT, ResultT]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
-        self.steps: StepRunner | None = None
-        """The steps that process the items in flight, if steps do."""
+        self.process: asyncio.Future[Any] | StepRunner | None = None
+        """The work on the items in flight."""
+        self._stalls = stalls
+        self._is_watched = False
 
     def submit(self, item: ItemT) -> asyncio.Future[ResultT]:
         """Return a future of an item's result. If cancelled, the item may still be processed."""
         # A future instead of a coroutine: one object less to create and resume in every write.
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
-        self.enqueue(item, future)
+        try:
+            self.enqueue(item, future)
+        except BaseException:
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # Otherwise it would be logged as never retrieved.
+            raise
         return future
 
     def enqueue(self, item: ItemT, waiter: Waiter[ResultT]) -> None:
@@ -196,6 +141,9 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._switch_loop(loop)
+        if not self._is_watched:
+            self._stalls.watch(self, loop)
+            self._is_watched = True
         self._queue.append((item, waiter))
         if self._in_flight is None:
             self._start()
@@ -204,10 +152,12 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
         """Serve another event loop from now on."""
         with _loop_switch_lock:  # Event loops of two threads may call this at the same time.
             previous = self._loop
+            if previous is loop:
+                return
             if previous is not None and self._is_busy_in(previous):
                 raise UsageError("another event loop uses this store: open it once for each loop")
+            self._abandon()  # First: if it is interrupted, the next call does it again.
             self._loop, self._pid = loop, os.getpid()
-        self._abandon()
 
     def _is_busy_in(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether a loop is running, or could still deliver the results of items in flight.
@@ -216,8 +166,7 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
         """
         if self._pid != os.getpid():
             return False
-        dispatching = self._dispatcher is not None and self._dispatcher.is_busy
-        pending = dispatching or self._in_flight is not None
+        pending = self._dispatcher.is_busy or self._in_flight is not None
         return loop.is_running() or (pending and not loop.is_closed())
 
     def _abandon(self) -> None:
@@ -226,19 +175,20 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
         Steps are cancelled, so that their session has a write in doubt. Futures ended with the
         loop.
         """
-        undelivered = self._dispatcher.drop_pending() if self._dispatcher is not None else ()
-        pending = [*undelivered, *(self._in_flight or ()), *self._queue]
-        self._in_flight, self._queue = None, []
-        waiters = [self.steps, *(waiter for _, waiter in pending)]
+        pending = [*self._dispatcher.waiting_items(), *(self._in_flight or ()), *self._queue]
+        waiters = [self.process, *(waiter for _, waiter in pending)]
         for steps in [waiter for waiter in waiters if isinstance(waiter, StepRunner)]:
             if not steps.done():
                 steps.cancel()
+        self._dispatcher.reset()
+        self._in_flight, self._queue = None, []
+        self.process, self._is_watched = None, False
 
     def _start(self) -> None:
         size = self._batch_size(len(self._queue), self._previous_size)
-        batch, self._queue = self._queue[:size], self._queue[size:]
+        batch, rest = self._queue[:size], self._queue[size:]
         self._previous_size = len(batch)
-        self._in_flight = batch
+        self._in_flight, self._queue, self.process = batch, rest, None
         self._run([item for item, _ in batch], self)
 
     @property
@@ -246,51 +196,75 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
         """Whether no caller waits any more for the items in flight."""
         return all(waiter.done() for _, waiter in self._in_flight or ())
 
-    def finish(self, answers: Sequence[ResultT], error: BaseException | None) -> None:
-        """Deliver the results of the items in flight, and start on those queued since."""
-        batch, self._in_flight = self._in_flight or [], None
-        if error is None and len(answers) != len(batch):  # Otherwise a caller would wait forever.
-            error = ValueError(f"{len(answers)} answers for {len(batch)} items")
-        if isinstance(error, asyncio.CancelledError):
+    def on_done(self, task: "asyncio.Future[Any]") -> None:
+        """Deliver the results of a task that was the process."""
+        if task.cancelled():
+            self.finish((), asyncio.CancelledError(), task)
+        elif (error := task.exception()) is not None:
+            self.finish((), error, task)
+        else:
+            self.finish(task.result(), None, task)
+
+    def finish(
+        self,
+        answers: Sequence[ResultT],
+        error: BaseException | None,
+        process: "asyncio.Future[Any] | StepRunner | None" = None,
+    ) -> None:
+        """Deliver the results of the items in flight, and start on those queued since.
+
+        Nothing happens if these are not the items of that process: they were given up.
+        """
+        batch, queue = self._in_flight, self._queue
+        if batch is None or process is not self.process:
+            return
+        if error is None:
+            if len(answers) != len(batch):  # Otherwise a caller would wait forever.
+                error = ValueError(f"{len(answers)} answers for {len(batch)} items")
+        elif isinstance(error, asyncio.CancelledError):
             # The event loop may be shutting down. Continue only with items that are waited for.
-            batch += [queued for queued in self._queue if _is_abandoned(queued[1])]
-            self._queue = [queued for queued in self._queue if not _is_abandoned(queued[1])]
+            batch = batch + [queued for queued in queue if _is_abandoned(queued[1])]
+            queue = [queued for queued in queue if not _is_abandoned(queued[1])]
+        elif not isinstance(error, Exception):
+            error = copy_for_waiter(error)  # A future may raise it, in any task.
+        if queue:
+            queue = [queued for queued in queue if not queued[1].done()]
+        self._dispatcher.add(batch, answers, error)
+        self._in_flight, self._queue, self.process = None, queue, None
         try:
-            if self._queue:
-                self._queue = [queued for queued in self._queue if not queued[1].done()]
-            if self._queue:
+            if queue and self._loop is asyncio.get_running_loop():
                 self._start()  # First, so that the next commit overlaps with the deliveries.
         finally:
-            if self._dispatcher is None:
-                deliver(batch, answers, error)
-            else:
-                self._dispatcher.dispatch(batch, answers, error)
+            self._dispatcher.dispatch()
+
+    def recheck(self) -> bool:
+        """Complete what an interrupt left undone; return whether there is still work here.
+
+        Called by the event loop, so nothing else is running here.
+        """
+        if self._loop is not asyncio.get_running_loop():
+            return False
+        process = self.process
+        if isinstance(process, StepRunner):
+            process.recheck()
+        elif process is not None and process.done():
+            self.on_done(process)
+        elif process is None and self._in_flight is not None:
+            self.finish((), interrupted())
+        self._dispatcher.recheck()
+        if self._in_flight is None and self._queue:
+            self._start()
+        self._is_watched = self._in_flight is not None or self._dispatcher.is_busy
+        return self._is_watched
+
+
+def interrupted() -> UnavailableError:
+    """Return the error of an item whose work a signal handler interrupted."""
+    return UnavailableError("the commit", "it was interrupted by a signal handler")
 
 
 def _is_abandoned(waiter: Waiter[Any]) -> bool:
     return waiter.is_abandoned if isinstance(waiter, StepRunner) else waiter.done()
-
-
-def run_in_task(
-    tasks: set["asyncio.Task[Any]"], work: Coroutine[Any, Any, Any], ended: OnDone
-) -> None:
-    """Run a coroutine in its own task, and call `ended` with its result or its error.
-
-    `tasks` holds the task meanwhile, because an event loop has only a weak reference.
-    """
-
-    def on_done(task: "asyncio.Task[Any]") -> None:
-        tasks.discard(task)
-        if task.cancelled():
-            ended((), asyncio.CancelledError())
-        elif (error := task.exception()) is not None:
-            ended((), error)
-        else:
-            ended(task.result(), None)
-
-    task = asyncio.create_task(work)
-    tasks.add(task)
-    task.add_done_callback(on_done)
 
 
 class AsyncGroupCommitter:
@@ -298,7 +272,7 @@ class AsyncGroupCommitter:
 
     def __init__(self, backend: AsyncBackend) -> None:
         self._backend = backend
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.stalls = StallDetector()
         self.batcher: AsyncBatcher[Append | None, Outcome] = self._new_batcher()
         self._isolated: dict[str, AsyncBatcher[Append | None, Outcome]] = {}
         """Batchers of streams whose last append failed on its own: they share no commit."""
@@ -327,7 +301,7 @@ class AsyncGroupCommitter:
         return self.batcher if isolated is None else isolated
 
     def _new_batcher(self) -> AsyncBatcher[Append | None, Outcome]:
-        return AsyncBatcher(self._start, batch_size, ResultDispatcher(self.tasks))
+        return AsyncBatcher(self._start, self.stalls, batch_size, ResultDispatcher(sliced=True))
 
     def _start(
         self, appends: list[Append | None], batcher: AsyncBatcher[Append | None, Outcome]
@@ -335,7 +309,8 @@ class AsyncGroupCommitter:
         # The short path: the task of a lone append calls the backend from its first frame.
         first = appends[0] if len(appends) == 1 else None
         work = self._send(appends) if first is None else self._send_alone(first)
-        run_in_task(self.tasks, work, batcher.finish)
+        batcher.process = task = asyncio.create_task(work)
+        task.add_done_callback(batcher.on_done)
 
     async def _send(self, appends: list[Append | None]) -> Sequence[AsyncCommitResult]:
         results: list[AsyncCommitResult] = [STORED] * len(appends)
@@ -353,14 +328,23 @@ class AsyncGroupCommitter:
             if is_store_down(error):
                 raise
 
-            def retry(failed: RetryAlone[Any], append: Append, waiter: Waiter[Outcome]) -> None:
-                work = self._retry_alone(append, failed)
-                run_in_task(self.tasks, work, partial(deliver, [(append, waiter)]))
+            return [RetryAlone(error, len(group), AsyncLock, self._start_retry)] * len(group)
 
-            return [RetryAlone(error, len(group), asyncio.Lock, retry)] * len(group)
+    def _start_retry(
+        self, failed: RetryAlone[AsyncLock], append: Append, waiter: Waiter[Outcome]
+    ) -> None:
+        """Retry an append in a batcher of its own, which delivers the result to the waiter."""
+
+        def run(appends: list[Append], batcher: AsyncBatcher[Append, Outcome]) -> None:
+            work = self._retry_alone(appends[0], failed)
+            batcher.process = task = asyncio.create_task(work)
+            task.add_done_callback(batcher.on_done)
+
+        batcher: AsyncBatcher[Append, Outcome] = AsyncBatcher(run, self.stalls)
+        batcher.enqueue(append, waiter)
 
     async def _retry_alone(
-        self, append: Append, failed: RetryAlone[asyncio.Lock]
+        self, append: Append, failed: RetryAlone[AsyncLock]
     ) -> Sequence[Outcome]:
         """Send an append of a failed commit again, on its own."""
         async with failed.lock:
@@ -393,22 +377,25 @@ class AsyncGroupCommitter:
 
 def plan_batcher(driver: "AsyncDriver", replica: Replica) -> AsyncBatcher[Plan[Any], Any]:
     """Return the batcher of a session's writes."""
-    return AsyncBatcher(lambda plans, batcher: start_steps(driver, replica.write(plans), batcher))
+    return AsyncBatcher(
+        lambda plans, batcher: start_steps(driver, replica.write(plans), batcher),
+        driver.committer.stalls,
+    )
 
 
 def start_steps(driver: "AsyncDriver", steps: Steps[Any], batcher: AsyncBatcher[Any, Any]) -> None:
     """Run steps, even if all callers are cancelled; pass their result or error to a batcher."""
-    batcher.steps = StepRunner(driver, steps, batcher)
-    batcher.steps.set_result(None)
+    batcher.process = runner = StepRunner(driver, steps, batcher)
+    runner.set_result(None)
 
 
-class StepRunner:
+class StepRunner(StepWaiter):
     """Drives a step generator by callbacks.
 
     Each reply resumes the steps in the context that delivers the reply.
     """
 
-    __slots__ = ("_batcher", "_driver", "_ended", "_steps")
+    __slots__ = ("_batcher", "_driver", "_ended", "_steps", "_task")
 
     def __init__(
         self, driver: "AsyncDriver", steps: Steps[Any], batcher: AsyncBatcher[Any, Any]
@@ -417,6 +404,8 @@ class StepRunner:
         self._steps = steps
         self._batcher = batcher
         self._ended = False
+        self.awaited: Append | Request | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     @property
     def is_abandoned(self) -> bool:
@@ -437,32 +426,59 @@ class StepRunner:
 
     def _resume(self, advance: Callable[[Any], Request], reply: Any) -> None:
         """Advance the steps with a reply or an error, up to their next request or their end."""
+        self.awaited = None
         try:
-            request = advance(reply)
+            self._perform(advance(reply))
         except StopIteration as end:
             self._ended = True
-            self._batcher.finish(end.value, None)
+            self._batcher.finish(end.value, None, self)
         except BaseException as error:
-            self._ended = True
-            self._batcher.finish((), error)
+            self._fail(error)
             # As a task does. An error that was the reply itself was raised at its source already.
-            if error is not reply and isinstance(error, KeyboardInterrupt | SystemExit):
+            if error is not reply and not isinstance(error, Exception | asyncio.CancelledError):
                 raise
-        else:
-            self._perform(request)
 
     def _perform(self, request: Request) -> None:
         driver = self._driver
         if type(request) is Commit:  # The most frequent request: it needs no task.
+            append = request.append
             try:
-                driver.committer.batcher_for(request.append).enqueue(request.append, self)
+                driver.committer.batcher_for(append).enqueue(append, self)
             except UsageError as error:
                 self.set_exception(error)
+            else:
+                self.awaited, self._task = append, None
         else:
-            run_in_task(driver.committer.tasks, driver.answer(request), self._deliver)
+            task = asyncio.create_task(driver.answer(request))
+            task.add_done_callback(self._on_done)
+            self.awaited, self._task = request, task
 
-    def _deliver(self, reply: Any, error: BaseException | None) -> None:
+    def _on_done(self, task: "asyncio.Task[Any]") -> None:
+        """Resume the steps with the reply to a request."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if task is not self._task or self.awaited is None:
+            return  # The steps were given up meanwhile.
         if error is None:
-            self.set_result(reply)
+            self.set_result(task.result())
         else:
             self.set_exception(error)
+
+    def recheck(self) -> None:
+        """Continue steps that were interrupted between two callbacks, or end them."""
+        if self.awaited is None and not getattr(self._steps, "gi_running", False):
+            self._fail(interrupted())
+        elif self._task is not None and self._task.done():
+            self._on_done(self._task)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the steps with an error, wherever they are. May be called again, if interrupted."""
+        try:
+            self._steps.throw(error)
+        except StopIteration:
+            pass
+        except BaseException as raised:  # noqa: BLE001 - the steps may describe the error better
+            error = raised
+        else:
+            self._steps.close()  # They would continue, but nothing would drive them.
+        self._ended = True
+        self._batcher.finish((), error, self)

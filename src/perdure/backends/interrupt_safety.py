@@ -11,6 +11,9 @@ What holds instead, in CPython:
 - So `with lock:` is safe for a lock of C (`threading.Lock`, `RLock`), and a `finally:` whose first
   statement is one call of a C function makes that call.
 - A result must not get lost between a C call and its variable: let C store it, in a list or a set.
+- A handler may run before the first line of a function. What it raises in a callback of an event
+  loop ends only that callback, so another one has to notice; and what it raises as a coroutine is
+  resumed closes the coroutines that this one awaits, which get GeneratorExit and may not await.
 
 To edit: state changes by one assignment, or by one call of C. Every wait has a timeout.
 """
@@ -19,6 +22,10 @@ import _thread
 import contextlib
 import threading
 import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 RECHECK_INTERVAL = 1.0  # seconds; a wake-up that was interrupted half-way is noticed after this
 
@@ -44,27 +51,73 @@ class WakeSignal:
 
 
 class AsyncWakeSignal:
-    """As `WakeSignal`; the waiter is a task of the running event loop."""
+    """As `WakeSignal`; the waiter is a task of the running event loop.
+
+    `asyncio.timeout` is not used: it cancels the task, even if the task was interrupted here and
+    does something else by then.
+    """
 
     def __init__(self) -> None:
         import asyncio  # imported here to keep `import perdure` fast
 
         self._loop = asyncio.get_running_loop()
-        self._woken = asyncio.Event()
+        self._woken = self._loop.create_future()
 
     def wake(self) -> None:
         """As `WakeSignal.wake`."""
         with contextlib.suppress(RuntimeError):  # The loop may have been closed since.
-            self._loop.call_soon_threadsafe(self._woken.set)
+            self._loop.call_soon_threadsafe(self._end_sleep)
+
+    def _end_sleep(self) -> None:
+        if not self._woken.done():
+            self._woken.set_result(None)
 
     async def sleep(self, seconds: float) -> None:
         """As `WakeSignal.sleep`."""
+        if self._woken.cancelled():  # So was the last sleep.
+            self._woken = self._loop.create_future()
+        timers: list[asyncio.TimerHandle] = []
+        try:
+            # Two, because one can be interrupted just as the loop calls it.
+            delays = (seconds, seconds + RECHECK_INTERVAL)
+            timers.extend(self._loop.call_later(delay, self._end_sleep) for delay in delays)
+            await self._woken
+        finally:
+            for timer in timers:
+                timer.cancel()
+        self._woken = self._loop.create_future()
+
+
+class AsyncLock:
+    """As `asyncio.Lock`, but free again when the task that holds it has ended, in whatever way."""
+
+    def __init__(self) -> None:
+        self._holder: asyncio.Task[Any] | None = None
+        self._waiting: dict[object, AsyncWakeSignal] = {}
+
+    async def __aenter__(self) -> None:
         import asyncio
 
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        self._woken.clear()
+        task = asyncio.current_task()
+        if self._take(task):
+            return
+        try:
+            self._waiting[task] = signal = AsyncWakeSignal()
+            while not self._take(task):
+                await signal.sleep(RECHECK_INTERVAL)
+        finally:
+            self._waiting.pop(task, None)
+
+    def _take(self, task: "asyncio.Task[Any] | None") -> bool:
+        if self._holder is not None and not self._holder.done():
+            return False
+        self._holder = task
+        return True
+
+    async def __aexit__(self, *_: object) -> None:
+        self._holder = None
+        for signal in [*self._waiting.values()][:1]:
+            signal.wake()
 
 
 class Event:

@@ -2,9 +2,12 @@
 
 A `Backend` comes in, an `AsyncBackend` goes out. The order is a promise: a read that is requested
 after a cancelled append shows whether the append happened. Nothing here runs two jobs at once.
+
+To edit: a signal handler may raise in the event loop's thread between any two lines, and before the
+first line of a callback (`interrupt_safety`). The worker thread is never interrupted, so it is the
+one that makes sure of things: that a result has arrived, and that it ends with its backend.
 """
 
-import contextlib
 import math
 import os
 import queue
@@ -44,10 +47,14 @@ BUSY_APPENDS = 4  # sessions in one append; with so many, others are likely to k
 
 START_TIMEOUT = 0.001  # seconds; ten times what waking a thread takes
 
+RESEND_FIRST = 0.1  # seconds until a result that has not arrived is sent again; then twice as many
+
+RESEND_CALLS = 64  # calls; after so many, a thread that is never idle sends the first one again
+
+RESEND_MAX = 10.0  # seconds; the event loop may be stopped, and each try adds a callback to it
+
 
 T = TypeVar("T")
-
-Job = Callable[[], None]
 
 
 class ThreadedBackend:
@@ -63,6 +70,7 @@ class ThreadedBackend:
         self.watchers = own if isinstance(own, Watchers) else Watchers()
         self._must_notify = own is not self.watchers  # The store does not notify by itself.
         self._closed = False
+        self._is_finished = False  # Unlike a close that was interrupted.
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`. A cancelled append is still carried out, before any later call."""
@@ -134,27 +142,30 @@ class ThreadedBackend:
 
     async def close(self) -> None:
         """Finish pending work, close the store, end the thread. Closing twice is harmless."""
-        if self._closed:
+        if self._is_finished:
             return
-        worker = self._running()
         self._closed = True
         self.watchers.notify_all()
-        done = _post(worker, self._backend.close)
+        worker = self._worker_here()
+        await _post(worker, self._backend.close)
+        self._is_finished = True
         worker.stop()
-        await done
         worker.thread.join()  # It has nothing left to do but return.
 
     def _running(self) -> "_Worker":
         if self._closed:
             raise UsageError(f"{self.name} is closed: open the store again")
+        return self._worker_here()
+
+    def _worker_here(self) -> "_Worker":
+        """Return the worker of this process, started if there is none."""
         worker = self._worker
         if worker is None or worker.pid != os.getpid():
             with _start_lock:  # Event loops of several threads may get here at the same time.
                 worker = self._worker
                 # A child of os.fork inherits no threads: it needs a worker of its own.
                 if worker is None or worker.pid != os.getpid():
-                    worker = self._worker = _Worker(f"perdure {self.name}")
-                    weakref.finalize(self, worker.stop)
+                    worker = self._worker = _Worker(self)
         return worker
 
     def _call(self, work: Callable[[], T]) -> "Future[T]":
@@ -183,12 +194,16 @@ _start_lock = fork_safety.fork_safe_lock()
 class _Worker:
     """A thread and its queue. It has no reference to its backend, which can be collected."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, owner: ThreadedBackend) -> None:
         self.pid = os.getpid()
-        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # The end of the queue, also put there when the backend is collected: by a call of C alone,
+        # as a signal handler could interrupt a function of ours.
+        self.end = weakref.ref(owner, self.jobs.put)
+        self.busy = False
+        name = f"perdure {owner.name}"
         # A daemon thread: a process that exits without close() must not hang here. Work that is cut
         # off is like a crash, which stores survive.
-        self.busy = False
         self.thread = threading.Thread(target=_run_jobs, args=(self,), name=name, daemon=True)
         try:
             start_thread(self.thread)
@@ -197,11 +212,24 @@ class _Worker:
             raise
 
     def stop(self) -> None:
-        self.jobs.put(None)
+        self.jobs.put(self.end)
 
 
 def _run_jobs(worker: _Worker) -> None:
-    while (job := worker.jobs.get()) is not None:
+    calls: list[_Call] = []
+    """The last ones, whose results may not have arrived yet."""
+    pause = RESEND_FIRST
+    while True:
+        try:
+            job = worker.jobs.get(True, pause) if calls else worker.jobs.get()
+        except queue.Empty:
+            calls = [call for call in calls if not call.has_arrived(resend=True)]
+            pause = min(pause * 2, RESEND_MAX)
+            continue
+        if job is worker.end:
+            for call in calls:
+                call.has_arrived(resend=True)
+            return
         worker.busy = True
         try:
             job()
@@ -209,6 +237,11 @@ def _run_jobs(worker: _Worker) -> None:
             details = (type(error), error, error.__traceback__, worker.thread)
             threading.excepthook(threading.ExceptHookArgs(details))
             del error, details
+        if type(job) is _Call:
+            calls.append(job)
+            pause = RESEND_FIRST
+            if len(calls) >= RESEND_CALLS:
+                calls = [call for call in calls if not call.has_arrived(resend=call is calls[0])]
         del job  # Otherwise the result would stay alive until the next job.
         worker.busy = False
 
@@ -237,26 +270,49 @@ def _post(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
     """Queue the work; return a future that wakes the event loop once, on completion."""
     import asyncio  # imported here to keep `import perdure` fast
 
-    loop = asyncio.get_running_loop()
-    future: Future[T] = loop.create_future()
-
-    def job() -> None:
-        complete: Callable[[Any], None] = future.set_result
-        try:
-            result: Any = work()
-        except BaseException as error:  # noqa: BLE001 - passed on to the awaiting task
-            complete, result = future.set_exception, error
-
-        def finish() -> None:
-            if not future.cancelled():
-                complete(result)
-
-        # The loop may be closed by now: then no task is left to notify.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(finish)
-
-    worker.jobs.put(job)
+    future: Future[T] = asyncio.get_running_loop().create_future()
+    worker.jobs.put(_Call(work, future))
     return future
+
+
+class _Call:
+    """A call on the worker thread. Its result completes a future of an event loop."""
+
+    __slots__ = ("_complete", "_future", "_result", "_work")
+
+    def __init__(self, work: Callable[[], Any], future: "Future[Any]") -> None:
+        self._work: Callable[[], Any] | None = work
+        self._future = future
+
+    def __call__(self) -> None:
+        work, self._work = self._work, None  # Kept no longer than needed, nor is the result.
+        self._complete: Callable[[Any], None] = self._future.set_result
+        try:
+            self._result: Any = work()  # type: ignore[misc] # called once
+        except BaseException as error:  # noqa: BLE001 - passed on to the awaiting task
+            self._complete, self._result = self._future.set_exception, error
+        del work
+        self._send()
+
+    def _send(self) -> bool:
+        """Have the loop complete the future; return False if the loop is closed."""
+        try:
+            self._future.get_loop().call_soon_threadsafe(self._finish)
+        except RuntimeError:
+            return False
+        return True
+
+    def _finish(self) -> None:
+        if not self._future.done():
+            self._complete(self._result)
+        self._result = None
+
+    def has_arrived(self, *, resend: bool = False) -> bool:
+        """Return whether the future is completed, or never will be: its loop is closed.
+
+        A signal handler may have raised just as the loop called `_finish`.
+        """
+        return self._future.done() or (resend and not self._send())
 
 
 class _PageReader:

@@ -9,7 +9,7 @@ import math
 import select
 import time
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg.adapt import Dumper
@@ -74,6 +74,11 @@ class AsyncConnection(psycopg.AsyncConnection[Row]):
     deadline = math.inf
     _pool = None
 
+    @classmethod
+    def _connect_gen(cls, *args: Any, **kwargs: Any) -> Generator[Any, Any, Self]:
+        """As in psycopg, but with descriptors that the event loop does not know."""
+        return _with_new_descriptors(super()._connect_gen(*args, **kwargs))
+
     async def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         """As in psycopg, but not beyond the deadline."""
         return await super().wait(_until_deadline(gen, self.deadline), *args, **kwargs)
@@ -129,6 +134,24 @@ def _until_deadline(gen: Generator[Any, Any, T], deadline: float) -> Generator[A
                 gen.close()
                 raise AnswerTimeoutError("the server did not answer in time")
             state = gen.send(ready)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+
+
+def _with_new_descriptors(gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+    """Drive a generator that connects; each of its requests names the descriptor to wait for.
+
+    A signal handler may have interrupted the driver while it waited for an earlier connection, so
+    that the event loop still has a callback for its descriptor. It would take a new connection with
+    the same number for that one, and never report that there is something to read.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        request = next(gen)
+        while True:
+            loop.remove_reader(request[0])
+            loop.remove_writer(request[0])
+            request = gen.send((yield request))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
@@ -191,5 +214,10 @@ def discard(connection: Connection) -> None:
 
 async def discard_async(connection: AsyncConnection) -> None:
     """As `discard`."""
+    with contextlib.suppress(psycopg.Error, OSError, RuntimeError):  # The loop may have ended.
+        # The driver may have been interrupted before it did this.
+        loop, descriptor = asyncio.get_running_loop(), connection.pgconn.socket
+        loop.remove_reader(descriptor)
+        loop.remove_writer(descriptor)
     with contextlib.suppress(psycopg.Error, OSError):
         await connection.close()

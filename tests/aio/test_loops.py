@@ -16,11 +16,12 @@ import pytest
 
 import perdure
 from perdure.aio import result_dispatch
+from perdure.aio.group_commit import AsyncBatcher, StallDetector, StepRunner
 from perdure.aio.result_dispatch import DISPATCH_MAX, ResultDispatcher
 from perdure.aio.session import AsyncSession
 from perdure.aio.store import AsyncStore
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.offload import ThreadedBackend
+from perdure.backends.offload import ThreadedBackend, _Call
 from perdure.backends.protocol import Append, Outcome
 from tests.support import said
 
@@ -486,3 +487,74 @@ def test_a_loop_that_was_closed_while_many_were_told_does_not_block_the_next(
         await at_most(60, store.close())
 
     asyncio.run(going_on())
+
+
+class TimeLimit(Exception):  # noqa: N818 - as Celery's SoftTimeLimitExceeded
+    """Raised by a signal handler."""
+
+
+STEPS_OF_A_WRITE = [
+    (AsyncBatcher, "enqueue"),
+    (AsyncBatcher, "_start"),
+    (AsyncBatcher, "on_done"),
+    (AsyncBatcher, "finish"),
+    (ResultDispatcher, "add"),
+    (ResultDispatcher, "dispatch"),
+    (StepRunner, "set_result"),
+    (StepRunner, "_resume"),
+    (StepRunner, "_perform"),
+    (StepRunner, "_on_done"),
+    (StallDetector, "_check"),
+    (_Call, "_finish"),
+]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("owner", "name"), STEPS_OF_A_WRITE, ids=[f"{o.__name__}.{n}" for o, n in STEPS_OF_A_WRITE]
+)
+def test_an_interrupt_at_any_step_of_a_write_leaves_no_task_waiting(
+    owner: type, name: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same loop, which goes on: callbacks that fail are only logged."""
+    method, numbers = getattr(owner, name), iter(range(1_000_000))
+    interrupts: set[int] = set()
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        number = next(numbers)
+        if number in interrupts and when == "before":
+            raise TimeLimit
+        result = method(*args, **kwargs)
+        if number in interrupts:
+            raise TimeLimit
+        return result
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        store = perdure.open_async(ThreadedBackend(MemoryBackend()))
+        sessions = await opened(store, 3)
+        one = await store.session("s0")  # So that there are conflicts, and reads between writes.
+        monkeypatch.setattr(owner, name, interrupted)
+        acknowledged: set[str] = set()
+
+        async def append(session: AsyncSession, text: str) -> None:
+            with contextlib.suppress(TimeLimit, perdure.errors.PerdureError):
+                await session.append(said(text), id=text)
+                if session.id == "s0":
+                    acknowledged.add(text)
+
+        for number in range(8):
+            interrupts.add(next(numbers) + 1 + number)
+            writes = [append(each, f"{number} {each.id}") for each in (*sessions, one)]
+            async with asyncio.timeout(20):
+                await asyncio.gather(*writes, append(one, f"{number} more"))
+        interrupts.clear()
+        for session in sessions:
+            await at_most(20, session.note("after"))  # Writes of before may come in between.
+        texts = [message["content"] for message in await sessions[0].messages()]
+        assert len(texts) == len({*texts})
+        assert acknowledged <= {*texts}
+        assert acknowledged
+        await at_most(20, store.close())
+
+    asyncio.run(main())

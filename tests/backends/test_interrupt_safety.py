@@ -1,5 +1,6 @@
 """Signal handlers that raise, at every place of every store in turn."""
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -7,14 +8,14 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from perdure.backends.files.backend import FilesBackend
-from perdure.backends.interrupt_safety import Event, WakeSignal
+from perdure.backends.interrupt_safety import AsyncLock, AsyncWakeSignal, Event, WakeSignal
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.concurrency import ConnectionSlots
@@ -249,3 +250,54 @@ def test_a_slot_that_is_freed_goes_to_the_one_who_waits_longest() -> None:
     for thread in threads:
         thread.join(20)
     assert order == [0, 1, 2, 3]
+
+
+def test_a_lock_is_free_again_when_the_task_that_holds_it_has_ended() -> None:
+    async def main() -> None:
+        lock = AsyncLock()
+
+        async def leave_it_locked() -> None:
+            await lock.__aenter__()
+
+        async def use_it(order: list[int], number: int) -> None:
+            async with lock:
+                order.append(number)
+                await asyncio.sleep(0)
+                order.append(number)
+
+        await asyncio.create_task(leave_it_locked())
+        order: list[int] = []
+        async with asyncio.timeout(AT_ONCE):
+            await asyncio.gather(*(use_it(order, number) for number in range(3)))
+        assert order[::2] == order[1::2]
+
+    asyncio.run(main())
+
+
+def test_a_sleep_that_was_interrupted_does_not_cancel_its_task_later() -> None:
+    async def main() -> None:
+        async def sleeping() -> AsyncIterator[None]:
+            await AsyncWakeSignal().sleep(0.02)
+            yield
+
+        items = sleeping()
+        step = items.__anext__()
+        step.send(None)  # type: ignore[attr-defined] # It sleeps. Then this task is interrupted, and no longer resumes it.
+        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+
+
+def test_a_sleep_ends_when_it_is_woken_and_after_its_time_and_can_be_repeated() -> None:
+    async def main() -> None:
+        signal = AsyncWakeSignal()
+        signal.wake()
+        async with asyncio.timeout(AT_ONCE):
+            await signal.sleep(60)
+            await signal.sleep(0.01)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await signal.sleep(60)
+            await signal.sleep(0.01)
+
+    asyncio.run(main())

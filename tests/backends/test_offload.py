@@ -348,3 +348,20 @@ def test_work_that_nobody_waits_for_is_told_of_when_it_fails_and_the_thread_goes
 
     asyncio.run(scenario())
     assert [(one.exc_type, str(one.exc_value)) for one in told] == [(OSError, "s")]
+
+
+def test_a_close_that_was_interrupted_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ThreadedBackend(Watched())
+    before = workers()
+
+    async def main() -> None:
+        await backend.append([append_of("s", 1, 1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(backend.watchers, "notify_all", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await backend.close()
+        await backend.close()
+        await backend.close()
+
+    asyncio.run(main())
+    assert workers() <= before

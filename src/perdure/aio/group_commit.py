@@ -225,8 +225,8 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
             # The event loop may be shutting down. Continue only with items that are waited for.
             batch = batch + [queued for queued in queue if _is_abandoned(queued[1])]
             queue = [queued for queued in queue if not _is_abandoned(queued[1])]
-        elif not isinstance(error, Exception):
-            error = copy_for_waiter(error)  # A future may raise it, in any task.
+        elif isinstance(error, KeyboardInterrupt | SystemExit):
+            error = copy_for_waiter(error)  # It was raised already; each task would end the loop.
         if queue:
             queue = [queued for queued in queue if not queued[1].done()]
         self._dispatcher.add(batch, answers, error)
@@ -435,7 +435,7 @@ class StepRunner(StepWaiter):
         except BaseException as error:
             self._fail(error)
             # As a task does. An error that was the reply itself was raised at its source already.
-            if error is not reply and not isinstance(error, Exception | asyncio.CancelledError):
+            if error is not reply and isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
 
     def _perform(self, request: Request) -> None:

@@ -40,7 +40,7 @@ from types import FrameType
 from typing import Any
 
 import perdure
-from perdure.errors import ConflictError, LeaseHeldError, UnavailableError
+from perdure.errors import ConflictError, FencedError, LeaseHeldError, UnavailableError
 
 PATIENCE = 20.0  # Seconds that one action may take; without interrupts it takes milliseconds.
 SHORTEST, LONGEST = 0.00005, 0.005  # Seconds between two interrupts.
@@ -259,7 +259,7 @@ class SyncWork(Work):
         session.get("value")
 
     def lease(self) -> None:
-        with contextlib.suppress(LeaseHeldError, ConflictError):
+        with contextlib.suppress(LeaseHeldError, FencedError, ConflictError):
             session = self.store.session(LEASED)
             try:
                 with session.lease(ttl=1.0, timeout=0.0):
@@ -400,7 +400,7 @@ class AsyncWork(Work):
         yield self.turn
 
     async def lease(self) -> None:
-        with contextlib.suppress(LeaseHeldError, ConflictError):
+        with contextlib.suppress(LeaseHeldError, FencedError, ConflictError):
             session = await self.opened().session(LEASED)
             try:
                 async with session.lease(ttl=1.0, timeout=0.0):

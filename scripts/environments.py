@@ -83,6 +83,7 @@ ENVIRONMENTS = [
     # It differs from the one before in what async code is hooked to.
     Environment("autogen-0.2", "autogen", (3, 13), NO_WHEELS, "two_agents_async or test_persist"),
     Environment("agentchat", "agentchat"),
+    Environment("openai-agents", "openai_agents"),
 ]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure import AsyncSession
 from perdure.adapters.agentchat import introspection
-from perdure.adapters.agentchat.run_log import PolicyDeclaration, require_policies
+from perdure.adapters.tool_policies import PolicyDeclaration, require_policies
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:

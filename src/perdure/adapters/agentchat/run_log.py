@@ -6,15 +6,15 @@ returned to it again, so it reaches the point where it was and continues from th
 
 import asyncio
 import inspect
-import keyword
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import Any, Literal, get_args
+from typing import Any
 
 from perdure import AsyncSession, Effect, Happened
+from perdure.adapters.tool_policies import ToolPolicy, name_parameters
 from perdure.errors import (
     DivergenceError,
     EffectError,
@@ -22,16 +22,7 @@ from perdure.errors import (
     ToolFailureError,
     UnknownOutcomeError,
     UnstoredResultError,
-    UsageError,
 )
-
-PolicyName = Literal["read_only", "idempotent", "unsafe"]
-
-# Policy for a call that may have happened; a function reconciles it.
-ToolPolicy = PolicyName | Callable[[Effect], Any]
-
-# A policy as the caller of `persist` gives it: also as the options of `session.tool`.
-PolicyDeclaration = ToolPolicy | Mapping[str, Any]
 
 CallFunction = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -172,7 +163,7 @@ class RunLog:
             except ToolFailureError as failure:
                 raise ToolFailureError(failure.reason, {"by": by, **failure.result}) from failure
 
-        _name_parameters(call, arguments)  # For the record, and for a reconcile function.
+        name_parameters(call, arguments)  # For the record, and for a reconcile function.
         policy = self.policies.get(name, "unsafe")
         if callable(policy):
             reconcile = _wrap_reconcile(policy, by)
@@ -272,16 +263,6 @@ class ReplayOrder:
         moved.set()
 
 
-def _name_parameters(call: Any, arguments: Mapping[str, Any]) -> None:
-    """Set the call's signature so that valid identifiers are recorded as argument names."""
-    # Models invent argument names; a signature cannot have all of them.
-    if all(name.isidentifier() and not keyword.iskeyword(name) for name in arguments):
-        kind = inspect.Parameter.KEYWORD_ONLY
-        call.__signature__ = inspect.Signature(
-            [inspect.Parameter(name, kind) for name in arguments]
-        )
-
-
 def _wrap_reconcile(reconcile: Callable[[Effect], Any], by: str) -> Callable[[Effect], Any]:
     """Wrap the user's reconcile function; its result gets the form of a recorded outcome."""
 
@@ -296,21 +277,3 @@ def _wrap_reconcile(reconcile: Callable[[Effect], Any], by: str) -> Callable[[Ef
         return Happened({"by": by, "reconciled": answer.result})
 
     return wrapped
-
-
-def require_policies(declared: Mapping[str, PolicyDeclaration]) -> dict[str, ToolPolicy]:
-    """Return the tools' policies; UsageError if one is invalid."""
-    policies: dict[str, Any] = {
-        name: policy.get("reconcile", policy.get("effect"))
-        if isinstance(policy, Mapping)
-        else policy
-        for name, policy in declared.items()
-    }
-    for name, policy in policies.items():
-        if policy not in get_args(PolicyName) and not callable(policy):
-            names = ", ".join(get_args(PolicyName))
-            raise UsageError(
-                f"unknown effect {policy!r} of {name!r}: choose one of {names}, or pass a function "
-                "that reconciles and returns Happened(result) or DidNotHappen()"
-            )
-    return policies

@@ -30,7 +30,8 @@ from perdure.adapters.agentchat.messages import (
     to_chat_messages,
 )
 from perdure.adapters.agentchat.model_client import request_digest
-from perdure.adapters.agentchat.run_log import FINISH_HINT, MODEL_FAILURE, ToolPolicy
+from perdure.adapters.agentchat.run_log import FINISH_HINT, MODEL_FAILURE
+from perdure.adapters.tool_policies import ToolPolicy
 from perdure.errors import ConflictError, DivergenceError, NotFoundError, UsageError
 from perdure.journal.records import EffectSettled, Message, Value
 

@@ -14,8 +14,9 @@ from perdure import AsyncSession
 from perdure.adapters.agentchat.introspection import TeamNode
 from perdure.adapters.agentchat.messages import SkippedMessages
 from perdure.adapters.agentchat.patches import Patches, patch_team
-from perdure.adapters.agentchat.run_log import RunLog, RunStopped, ToolPolicy
+from perdure.adapters.agentchat.run_log import RunLog, RunStopped
 from perdure.adapters.agentchat.saved_runs import SavedRuns, StartedRun
+from perdure.adapters.tool_policies import ToolPolicy
 from perdure.errors import UsageError
 
 

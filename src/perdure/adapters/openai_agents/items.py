@@ -1,0 +1,243 @@
+"""The items of a session in memory: loaded once, then kept up to date with what is appended.
+
+Items are the SDK's: dicts in the input format of the Responses API. Messages that another framework
+stored in the same session are converted to it. Nothing here writes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from perdure import AsyncSession, UnsupportedError
+from perdure.formats.intake import copy_data
+from perdure.formats.tool_calls import answers, open_calls
+from perdure.journal.records import Message, MessagesReplaced, MessagesRetracted
+
+Item = dict[str, Any]
+
+FORMAT = "openai.responses"
+
+_ROLES = frozenset({"user", "assistant", "system", "developer"})
+_CHAT_FIELDS = frozenset({"tool_calls", "function_call", "tool_call_id", "parts", "name"})
+_PARTS = frozenset(
+    {"input_text", "input_image", "input_file", "input_audio", "output_text", "refusal"}
+)
+# Items that the application adds, or that begin something new: they are no part of an answer.
+_NOT_ANSWERS = frozenset({"message", "reasoning", "compaction", "item_reference"})
+
+KINDS = (Message.kind, MessagesRetracted.kind, MessagesReplaced.kind)
+
+
+def is_item(message: Item) -> bool:
+    """Return whether a stored message is an item as the SDK has it, of no other format."""
+    kind = message.get("type")
+    if type(kind) is str and kind != "message":
+        return True
+    if message.get("role") not in _ROLES or not _CHAT_FIELDS.isdisjoint(message):
+        return kind is None and "role" not in message  # An opaque item, such as an encrypted one.
+    content = message.get("content")
+    return type(content) is str or (
+        type(content) is list
+        and all(type(part) is dict and part.get("type") in _PARTS for part in content)
+    )
+
+
+def is_opaque(item: Item) -> bool:
+    """Return whether an item is in no format that perdure knows."""
+    return "role" not in item and type(item.get("type")) is not str
+
+
+def is_output(item: Item) -> bool:
+    """Return whether an item is the output of a call."""
+    return "output" in item and "call_id" in item
+
+
+def _is_deep(item: Item) -> bool:
+    return any(type(value) in (list, dict) for value in item.values())
+
+
+def is_same_item(item: Item, other: Item) -> bool:
+    """Return whether two items are versions of one: the same call, output or answer."""
+    if item.get("type") != other.get("type") or item.get("role") != other.get("role"):
+        return False
+    for name in ("call_id", "id"):
+        if name in item and name in other:
+            return bool(item[name] == other[name])
+    return item == other
+
+
+def cut_items(items: Sequence[Item], limit: int) -> list[Item]:
+    """Return at most the last `limit` items, beginning where no provider misses what was cut.
+
+    An output is never without its call, an answer never without the reasoning that led to it.
+    """
+    start = max(len(items) - limit, 0) if limit > 0 else len(items)
+    if start == 0:
+        return [*items]
+    # From the user's message before the cut: everything older is complete.
+    at = next((at for at in range(start, -1, -1) if items[at : at + 1] and _is_input(items[at])), 0)
+    pending: set[str] = set()
+    reasons = False  # Whether the answer at this place began with reasoning.
+    for index in range(at, len(items)):
+        item = items[index]
+        is_output = bool(answers(item))
+        is_answer = not (is_output or _is_input(item))
+        if index >= start and not pending and not is_output and not (reasons and is_answer):
+            return [*items[index:]]
+        pending.difference_update(answers(item))
+        pending.update(call.id for call in open_calls(item))
+        reasons = is_answer and (reasons or item.get("type") == "reasoning")
+    return []
+
+
+def _is_input(item: Item) -> bool:
+    return item.get("role") in ("user", "system", "developer")
+
+
+class SessionItems:
+    """The items of one session, as of the last `refresh`."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+        self._items: list[Item] = []
+        self._deep: list[bool] = []  # Whether the item at this index holds lists or dicts.
+        self._order: dict[str, int] = {}  # The calls by their ids, in the order of the model.
+        self._seen = -1  # The position up to which the items are known; -1 before the first load.
+        self._last = 0  # The position of the last item, 0 if it is not known.
+        self._is_converted = False
+
+    async def refresh(self) -> None:
+        """Apply what was stored since, by any writer."""
+        session, seen = self._session, self._seen
+        await session.refresh()
+        if seen < 0:
+            await self._load()
+        elif session.position != seen:
+            contents = [record.content async for record in session.records(after=seen, kinds=KINDS)]
+            messages = [content for content in contents if isinstance(content, Message)]
+            if len(messages) < len(contents) or any(
+                content.interrupted or not is_item(content.message) for content in messages
+            ):
+                await self._load()
+                return
+            self._add([content.message for content in messages])
+            self._last = 0 if messages else self._last
+        self._seen = session.position
+
+    async def _load(self) -> None:
+        session = self._session
+        messages = await session.messages()
+        self._items, self._deep, self._order, self._last = [], [], {}, 0
+        self._is_converted = not all(map(is_item, messages))
+        if self._is_converted:
+            messages = await session.messages(format=FORMAT)
+            if messages.losses:
+                loss = messages.losses[0]
+                raise UnsupportedError(
+                    f"session {session.id!r} has {len(messages.losses)} parts that the Agents SDK "
+                    f"cannot express, the first at position {loss.position}: {loss.what}",
+                    "continue it in the framework that wrote them, or retract them",
+                )
+        self._add(messages)
+        self._seen = session.position
+
+    def _add(self, items: Sequence[Item]) -> None:
+        self._items += items
+        self._deep += [_is_deep(item) for item in items]
+        for index, item in enumerate(items, len(self._items) - len(items)):
+            if "call_id" in item:
+                if is_output(item):
+                    self._move_output(index)
+                else:
+                    self._order[item["call_id"]] = len(self._order)
+
+    def _move_output(self, index: int) -> None:
+        """Put an output in the order of the calls: tools that run side by side end in any order.
+
+        The SDK sends them in the order of the calls, and a provider's cache wants them unchanged.
+        """
+        items, deep = self._items, self._deep
+        place = self._order.get(items[index]["call_id"], -1)
+        while index and is_output(items[index - 1]):
+            if self._order.get(items[index - 1]["call_id"], -1) <= place:
+                return
+            items[index - 1 : index + 1] = items[index], items[index - 1]
+            deep[index - 1 : index + 1] = deep[index], deep[index - 1]
+            index -= 1
+
+    def appended(self, items: Sequence[Item], position: int, before: int) -> None:
+        """Note items that this handle appended at the end, as the last records of the session.
+
+        `before` is the position of the session before that. What was not seen is not skipped.
+        """
+        if before == self._seen and not self._is_converted:
+            self._add([copy_data(item, objects=True) for item in items])
+            self._seen, self._last = self._session.position, position
+
+    def popped(self) -> None:
+        """Note that the last item was taken back, by the newest record."""
+        if self._seen == self._session.position - 1 and not self._is_converted:
+            self._items.pop()
+            self._deep.pop()
+            self._seen, self._last = self._session.position, 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def copy(self, limit: int | None = None) -> list[Item]:
+        """Return copies of the items, or of the newest ones as `cut_items` chooses them."""
+        if limit is not None:
+            return [copy_data(item, objects=True) for item in cut_items(self._items, limit)]
+        return [
+            copy_data(item, objects=True) if deep else item.copy()
+            for item, deep in zip(self._items, self._deep, strict=True)
+        ]
+
+    @property
+    def seen(self) -> int:
+        """The position of the session up to which the items are known."""
+        return self._seen
+
+    def last(self) -> Item | None:
+        """Return a copy of the newest item, or None."""
+        return copy_data(self._items[-1], objects=True) if self._items else None
+
+    async def positions(self) -> list[int]:
+        """Return the positions of the items, in order."""
+        retracted: set[int] = set()
+        places: list[int] = []
+        async for record in self._session.records(kinds=KINDS):
+            content = record.content
+            if isinstance(content, Message):
+                places.append(record.position)
+            elif isinstance(content, MessagesRetracted):
+                ranges = [range(first, last + 1) for first, last in content.ranges]
+                retracted.update(content.positions)
+                places = [at for at in places if not any(at in each for each in ranges)]
+            elif isinstance(content, MessagesReplaced):
+                places = _replaced(places, content)
+        return [at for at in places if at not in retracted]
+
+    async def last_position(self) -> int:
+        """Return the position of the last item, 0 if there is none."""
+        if not self._items:
+            return 0
+        if self._last and not is_output(self._items[-1]):
+            return self._last
+        async for record in self._session.records(kinds=KINDS, reverse=True):
+            content = record.content
+            if not is_output(self._items[-1]):
+                return int(getattr(content, "last_message", record.position))
+            # Outputs are in the order of their calls, not of their positions.
+            if isinstance(content, Message) and content.message == self._items[-1]:
+                return record.position
+        return 0
+
+
+def _replaced(places: list[int], content: MessagesReplaced) -> list[int]:
+    """Return positions in order, after messages took the place of others."""
+    new = [at for at in places if content.new_first <= at <= content.new_last]
+    old = [index for index, at in enumerate(places) if content.first <= at <= content.last]
+    rest = [at for at in places if at not in new]
+    if not old:
+        return rest
+    return [*rest[: old[0]], *new, *rest[old[-1] + 1 :]]

@@ -1,0 +1,494 @@
+"""PerdureSession: a session of the Agents SDK, stored as a session of perdure."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from copy import copy
+from importlib.metadata import version
+from typing import Any
+from uuid import uuid4
+
+from agents import Agent, ItemHelpers, Model, RunConfig, Runner, RunState, SessionSettings
+from agents.memory.session import _CompactionSnapshot
+
+from perdure import AsyncSession, AsyncStore, AsyncTurn
+from perdure.adapters.openai_agents.approvals import (
+    find_waiting_run,
+    read_decisions,
+    record_decisions,
+)
+from perdure.adapters.openai_agents.items import (
+    FORMAT,
+    Item,
+    SessionItems,
+    cut_items,
+    is_opaque,
+)
+from perdure.adapters.openai_agents.models import (
+    RecordingHooks,
+    RecordingProvider,
+    record_agent,
+    record_model,
+)
+from perdure.adapters.openai_agents.replies import RunRecord, read_run
+from perdure.adapters.openai_agents.run import AGENT_KEY, DurableRun
+from perdure.adapters.openai_agents.tools import current_run, current_scope
+from perdure.adapters.tool_policies import PolicyDeclaration, ToolPolicy, require_policies
+from perdure.errors import (
+    ConflictError,
+    DivergenceError,
+    NotFoundError,
+    PerdureError,
+    UnsupportedError,
+    UsageError,
+)
+
+VERSIONS = "0.24."  # The adapter uses private names of these releases.
+
+# Prefixes of run ids, which are turn ids: the rest was chosen by the caller, or generated.
+CALLER_PREFIX, GENERATED_PREFIX = "openai_agents:", "openai_agents."
+
+EMPTY = RunRecord([], [], [])
+
+
+class PerdureSession:
+    """A session for `Runner.run(…, session=…)`, and for durable runs with `session.run`.
+
+        session = PerdureSession("claim-4711", store)
+        result = await session.run(agent, "Where is my claim?")
+
+    `store` is from `perdure.open_async`, on any backend; in place of an id and a store, an
+    AsyncSession can be given. Items are messages of the session. `tools` sets by name the policy
+    for a call whose process died before its outcome was recorded, as `session.tool` does: "unsafe",
+    the default, reports to the model that the outcome is unknown, "read_only" and "idempotent" run
+    it again, and a function reconciles it.
+
+    With `lease` (seconds), other workers cannot write while a run is in progress: they wait that
+    long for their own. With `max_tokens`, runs get the newest turns that fit, and the current
+    summary. Raises UnsupportedError for versions of the SDK that the adapter does not know.
+    """
+
+    def __init__(
+        self,
+        session_id: "str | AsyncSession",
+        store: AsyncStore | None = None,
+        *,
+        tools: Mapping[str, PolicyDeclaration] | None = None,
+        lease: float | None = None,
+        max_tokens: int | None = None,
+        session_settings: Any = None,
+    ) -> None:
+        require_version()
+        self._session = session_id if isinstance(session_id, AsyncSession) else None
+        self._store = store
+        if self._session is None and not isinstance(store, AsyncStore):
+            kind = type(store).__qualname__
+            raise UsageError(f"pass a store of perdure.open_async(...), not a {kind}")
+        self.session_id = self._session.id if self._session else str(session_id)
+        self.session_settings = session_settings or SessionSettings()
+        self._policies: dict[str, ToolPolicy] = require_policies(tools or {})
+        self._lease = lease
+        self._max_tokens = max_tokens
+        self._items: SessionItems | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.session_id!r}>"
+
+    async def open(self) -> AsyncSession:
+        """Return the session of perdure that holds the items."""
+        if self._session is None:
+            assert self._store is not None  # noqa: S101 - checked by `__init__`
+            self._session = await self._store.session(self.session_id)
+        return self._session
+
+    async def _loaded(self) -> tuple[AsyncSession, SessionItems]:
+        """Return the session and its items, with everything that any writer stored."""
+        session = await self.open()
+        if self._items is None:
+            self._items = SessionItems(session)
+        await self._items.refresh()
+        return session, self._items
+
+    # The SDK's protocol
+
+    async def get_items(self, limit: int | None = None) -> list[Item]:
+        """Return the items, oldest first: all, or at most the newest `limit` ones.
+
+        A limit never separates a call from its output, or an answer from its reasoning.
+        """
+        run = self._run()
+        if run is not None and run.history is not None:
+            history, run.history = run.history, None
+            return history if limit is None else cut_items(history, limit)
+        _, items = await self._loaded()
+        return items.copy(limit)
+
+    async def add_items(self, items: list[Item]) -> None:
+        """Append items, all or none; on return they are durable.
+
+        In a durable run, most are stored already: when the model answered or a tool returned.
+        """
+        if not items:
+            return
+        run = self._run()
+        if run is not None:
+            await run.confirm(items)
+            return
+        session = await self.open()
+        opaque = any(map(is_opaque, items))
+        while True:
+            before = session.position
+            try:
+                position = await session.append(*items, opaque=opaque)
+            except ConflictError:  # Other writers came first; the session has caught up.
+                continue
+            break
+        if self._items is not None:
+            self._items.appended(items, position, before)
+
+    async def pop_item(self) -> Item | None:
+        """Take back the newest item and return it; None if there is none. Its record stays."""
+        while True:
+            session, items = await self._loaded()
+            last = items.last()
+            if last is None:
+                return None
+            try:
+                await session.retract(await items.last_position(), reason="pop_item")
+            except ConflictError:
+                continue
+            items.popped()
+            return last
+
+    async def clear_session(self) -> None:
+        """Take back all items. Their records stay: `store.delete(id)` removes them."""
+        while True:
+            session, items = await self._loaded()
+            if not len(items):
+                return
+            try:
+                await session.retract(range(1, session.position + 1), reason="clear_session")
+            except ConflictError:
+                continue
+            return
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[Item], bool] | None = None
+    ) -> Any:
+        """Return the newest items with a function that replaces their end, in one commit.
+
+        `OpenAIResponsesCompactionSession(id, session)` calls it; the replaced items stay in the
+        record. Returns None, as other stores do, if it cannot be done for these items.
+        """
+        if prune_prefix is not None:
+            return None
+        session, items = await self._loaded()
+        start, seen = max(len(items) - limit, 0), items.seen
+
+        async def replace_suffix(index: int, output: list[Item]) -> bool:
+            _, current = await self._loaded()
+            if current.seen != seen or start + index >= len(items):
+                return False
+            positions = await items.positions()
+            try:
+                await session.replace(positions[start + index], positions[-1], *output)
+            except ConflictError:
+                return False
+            return True
+
+        return _CompactionSnapshot(items.copy()[start:], start == 0, replace_suffix)
+
+    # Durable runs
+
+    async def run(
+        self,
+        agent: Any,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        through: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Run an agent as `Runner.run` does, with the same options, and return its result.
+
+        The run is a turn: everything is durable when it arises. After a crash or an error the same
+        call continues it, and so does one without `input`; another input begins another run. With
+        an `id`, a run that has ended is not repeated: it is replayed from the record, and its
+        result returned. A result with `interruptions` waits for approvals: pass its state as
+        `input`, or in another process get it again by the same call.
+
+        `through` is a session of the SDK around this one, such as a compacting one.
+        """
+        run = await self._begin(agent, input, id, options)
+        token = current_run.set(run), current_scope.set("")
+        try:
+            session = through or self
+            result = await Runner.run(agent, run.input, session=session, **run.options)
+            while (state := run.decided(result)) is not None:
+                result = await Runner.run(agent, state, session=session, **run.options)
+        except BaseException as error:
+            await self._leave(run, error)
+            _raise_cause(error)
+            raise
+        finally:
+            current_run.reset(token[0])
+            current_scope.reset(token[1])
+        await self._finish(run, result)
+        return result
+
+    async def run_streamed(
+        self,
+        agent: Any,
+        input: Any = None,
+        *,
+        id: str | None = None,
+        through: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Start a run as `Runner.run_streamed` does, durable as with `run`; return its result.
+
+        The run ends when `stream_events()` has been read to its end. A recorded response arrives
+        again, each text in one piece.
+        """
+        run = await self._begin(agent, input, id, options)
+        token = current_run.set(run), current_scope.set("")
+        try:
+            session = through or self
+            result = Runner.run_streamed(agent, run.input, session=session, **run.options)
+        except BaseException as error:
+            await self._leave(run, error)
+            raise
+        finally:
+            current_run.reset(token[0])
+            current_scope.reset(token[1])
+        stream_events = result.stream_events
+
+        def proceed(state: Any) -> Any:
+            """Go on with decisions that are recorded; the caller's result becomes the next one."""
+            token = current_run.set(run)
+            try:
+                following = Runner.run_streamed(agent, state, session=session, **run.options)
+            finally:
+                current_run.reset(token)
+            vars(result).update(vars(following))
+            result.stream_events = events
+            return following.stream_events
+
+        async def events() -> AsyncIterator[Any]:
+            stream = stream_events
+            try:
+                while stream is not None:
+                    async for event in stream():
+                        yield event
+                    state = run.decided(result)
+                    stream = None if state is None else proceed(state)
+            except BaseException as error:
+                await self._leave(run, error)
+                _raise_cause(error)
+                raise
+            await self._finish(run, result)
+
+        result.stream_events = events
+        return result
+
+    async def current_agent(self, agent: Any) -> Any:
+        """Return the agent that spoke last: the given one, or one that it hands off to.
+
+        UsageError if none of them has the recorded name.
+        """
+        session = await self.open()
+        await session.refresh()
+        name = await session.get(AGENT_KEY)
+        if name is None:
+            return agent
+        agents = _reachable(agent, {})
+        if name not in agents:
+            raise UsageError(f"session {session.id!r} is with agent {name!r}, who is not reachable")
+        return agents[name]
+
+    async def interrupted(self) -> list[Item] | None:
+        """Return the input of the newest run that was cut off, or waits for approvals; or None."""
+        session = await self.open()
+        await session.refresh()
+        turns = _open_runs(session)
+        return (await read_run(turns[-1])).inputs if turns else None
+
+    async def abandon(self, reason: str = "") -> None:
+        """Abandon the newest run that was cut off. Its items stay; open calls are closed."""
+        session = await self.open()
+        await session.refresh()
+        for turn in _open_runs(session)[-1:]:
+            await turn.abandon(reason)
+
+    def _run(self) -> DurableRun | None:
+        """Return the durable run that this code is part of, if it is one of this session."""
+        run = current_run.get()
+        return run if run is not None and run.session is self._session else None
+
+    async def _begin(
+        self, agent: Any, input: Any, id: str | None, options: dict[str, Any]
+    ) -> DurableRun:
+        """Begin a run, or continue one; return it with its turn entered."""
+        session = await self.open()
+        if self._run() is not None:
+            raise UsageError(f"a run of session {session.id!r} is in progress in this task")
+        record_agent(agent)
+        lease = None
+        if self._lease is not None:
+            # Waiting longer than the TTL: a dead holder's lease expires, a live one's is renewed.
+            lease = session.lease(ttl=self._lease, timeout=self._lease + 1)
+            await lease.__aenter__()
+        try:
+            return await self._enter(input, id, options, lease)
+        except BaseException:
+            if lease is not None:
+                await lease.release()
+            raise
+
+    async def _enter(
+        self, input: Any, id: str | None, options: dict[str, Any], lease: Any
+    ) -> DurableRun:
+        session, items = await self._loaded()
+        answered, turn, given = 0, None, None
+        if isinstance(input, RunState):
+            turn, answered = await find_waiting_run(session, _open_runs(session), input)
+        else:
+            given = None if input is None else _input_items(input)
+            turn = await _find_run(session, given, id)
+            if turn is None and given is None:
+                raise UsageError(f"session {session.id!r} has no run to continue: pass an input")
+        record = EMPTY if turn is None else await read_run(turn)
+        history = await self._history(session, items, record)
+        if turn is None:
+            turn = _new_turn(session, given or [], id, options.get("run_config"))
+        await turn.__aenter__()
+        if record is EMPTY:
+            record = await read_run(turn)
+        if isinstance(input, RunState):
+            await record_decisions(session, turn, input)
+        run = DurableRun(session, turn, record, policies=self._policies, answered=answered)
+        run.decisions = await read_decisions(session, turn, record)
+        run.history = None if isinstance(input, RunState) else history
+        run.input, run.lease = record.inputs if input is None else input, lease
+        run.options = _recording_options(run, options)
+        return run
+
+    async def _history(
+        self, session: AsyncSession, items: SessionItems, record: RunRecord
+    ) -> list[Item]:
+        """Return the items for a run to begin with: all but its own."""
+        if self._max_tokens is not None:
+            history: list[Item] = await session.messages(format=FORMAT, max_tokens=self._max_tokens)
+        else:
+            history = items.copy()
+        own = [stored.item for stored in record.items]
+        calls = {item["call_id"] for item in own if "call_id" in item}
+        kept: list[Item] = []
+        for item in reversed(history):
+            if item in own:
+                own.remove(item)
+            elif item.get("call_id") not in calls:
+                kept.append(item)
+        return kept[::-1]
+
+    async def _finish(self, run: DurableRun, result: Any) -> None:
+        try:
+            await run.finish(result)
+        finally:
+            await run.close()
+
+    async def _leave(self, run: DurableRun, error: BaseException) -> None:
+        try:
+            await run.leave(error)
+        except Exception as failure:  # noqa: BLE001 - the first error is raised
+            error.add_note(f"perdure could not record how the run ended: {failure}")
+        finally:
+            await run.close()
+
+
+def require_version() -> None:
+    """Raise UnsupportedError unless the adapter knows the installed SDK."""
+    found = version("openai-agents")
+    if not found.startswith(VERSIONS):
+        hint = f'install "openai-agents>={VERSIONS}0,<0.25"'
+        raise UnsupportedError(f"openai-agents {found} is not known to this adapter", hint)
+
+
+def _raise_cause(error: BaseException) -> None:
+    """Raise the error of perdure that the SDK has wrapped in one of its own, if it has."""
+    if isinstance(error.__cause__, PerdureError):
+        raise error.__cause__ from error
+
+
+def _input_items(input: Any) -> list[Item]:
+    items = ItemHelpers.input_to_new_input_list(input)
+    return [dict(item) for item in items]
+
+
+def _new_turn(session: AsyncSession, items: list[Item], id: str | None, config: Any) -> AsyncTurn:
+    """Return a new turn. It begins with the input, unless a callback decides what is stored."""
+    turn_id = f"{GENERATED_PREFIX}{uuid4()}" if id is None else CALLER_PREFIX + id
+    callback = getattr(config, "session_input_callback", None)
+    if isinstance(config, Mapping):
+        callback = config.get("session_input_callback")
+    message = items[0] if len(items) == 1 and callback is None else None
+    return session.turn(message, id=turn_id)
+
+
+def _open_runs(session: AsyncSession) -> list[AsyncTurn]:
+    prefixes = (CALLER_PREFIX, GENERATED_PREFIX)
+    return [turn for turn in session.interrupted if turn.id.startswith(prefixes)]
+
+
+async def _find_run(
+    session: AsyncSession, items: list[Item] | None, id: str | None
+) -> AsyncTurn | None:
+    """Return the run to continue or to replay, if there is one."""
+    if id is not None:
+        try:
+            turn = await session.find_turn(CALLER_PREFIX + id)
+        except NotFoundError:
+            return None
+        record = await read_run(turn)
+        if items is not None and record.inputs[: len(items)] != items[: len(record.inputs)]:
+            raise DivergenceError(session.id, id, "another input", "this input")
+        return turn
+    open_runs = _open_runs(session)
+    if items is None:
+        return open_runs[-1] if open_runs else None
+    for turn in reversed(open_runs):
+        if turn.id.startswith(GENERATED_PREFIX):
+            if (await read_run(turn)).inputs == items:
+                return turn
+            await turn.abandon("a run with another input began")
+    return None
+
+
+def _reachable(agent: Any, found: dict[str, Any]) -> dict[str, Any]:
+    if agent.name not in found:
+        found[agent.name] = agent
+        for target in agent.handoffs:
+            inner = target if isinstance(target, Agent) else _handoff_agent(target)
+            if inner is not None:
+                _reachable(inner, found)
+    return found
+
+
+def _handoff_agent(handoff: Any) -> Any:
+    reference = getattr(handoff, "_agent_ref", None)
+    return reference() if callable(reference) else None
+
+
+def _recording_options(run: DurableRun, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the Runner, with hooks and models that record."""
+    config = options.get("run_config")
+    config = RunConfig(**config) if isinstance(config, Mapping) else config or RunConfig()
+    recording = copy(config)
+    recording.model_provider = RecordingProvider(config.model_provider)
+    if isinstance(recording.model, Model):
+        record_model(recording.model)
+    if options.get("run_config") is None:
+        run.provider = recording.model_provider  # Created here, and closed with the run.
+    return {
+        **options,
+        "run_config": recording,
+        "hooks": RecordingHooks(run, options.get("hooks")),
+    }

@@ -5,9 +5,9 @@ stored in the same session are converted to it. Nothing here writes.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from perdure import AsyncSession, UnsupportedError
+from perdure import AsyncSession
 from perdure.formats.intake import copy_data
 from perdure.formats.tool_calls import answers, open_calls
 from perdure.journal.records import Message, MessagesReplaced, MessagesRetracted
@@ -104,6 +104,8 @@ class SessionItems:
         self._seen = -1  # The position up to which the items are known; -1 before the first load.
         self._last = 0  # The position of the last item, 0 if it is not known.
         self._is_converted = False
+        self.losses: tuple[Any, ...] = ()
+        """What of the messages of other frameworks the items lack: positions and sentences."""
 
     async def refresh(self) -> None:
         """Apply what was stored since, by any writer."""
@@ -130,13 +132,7 @@ class SessionItems:
         self._is_converted = not all(map(is_item, messages))
         if self._is_converted:
             messages = await session.messages(format=FORMAT)
-            if messages.losses:
-                loss = messages.losses[0]
-                raise UnsupportedError(
-                    f"session {session.id!r} has {len(messages.losses)} parts that the Agents SDK "
-                    f"cannot express, the first at position {loss.position}: {loss.what}",
-                    "continue it in the framework that wrote them, or retract them",
-                )
+        self.losses = messages.losses
         self._add(messages)
         self._seen = session.position
 
@@ -201,21 +197,18 @@ class SessionItems:
         """Return a copy of the newest item, or None."""
         return copy_data(self._items[-1], objects=True) if self._items else None
 
-    async def positions(self) -> list[int]:
-        """Return the positions of the items, in order."""
-        retracted: set[int] = set()
-        places: list[int] = []
+    async def stored(self) -> list["PlacedItem"]:
+        """Return the items as they are stored, in the order of their places."""
+        stored: list[PlacedItem] = []
         async for record in self._session.records(kinds=KINDS):
             content = record.content
             if isinstance(content, Message):
-                places.append(record.position)
+                stored.append(PlacedItem(content.message, record.position, record.position))
             elif isinstance(content, MessagesRetracted):
-                ranges = [range(first, last + 1) for first, last in content.ranges]
-                retracted.update(content.positions)
-                places = [at for at in places if not any(at in each for each in ranges)]
+                stored = [item for item in stored if not item.is_hidden_by(content)]
             elif isinstance(content, MessagesReplaced):
-                places = _replaced(places, content)
-        return [at for at in places if at not in retracted]
+                stored = _replaced(stored, content)
+        return stored
 
     async def last_position(self) -> int:
         """Return the position of the last item, 0 if there is none."""
@@ -233,11 +226,26 @@ class SessionItems:
         return 0
 
 
-def _replaced(places: list[int], content: MessagesReplaced) -> list[int]:
-    """Return positions in order, after messages took the place of others."""
-    new = [at for at in places if content.new_first <= at <= content.new_last]
-    old = [index for index, at in enumerate(places) if content.first <= at <= content.last]
-    rest = [at for at in places if at not in new]
-    if not old:
-        return rest
-    return [*rest[: old[0]], *new, *rest[old[-1] + 1 :]]
+class PlacedItem(NamedTuple):
+    """An item, its position, and its place: the position of what it replaced, or its own."""
+
+    item: Item
+    position: int
+    place: int
+
+    def is_hidden_by(self, content: MessagesRetracted) -> bool:
+        """Return whether a record takes the item back."""
+        return self.position in content.positions or any(
+            first <= self.place <= last for first, last in content.ranges
+        )
+
+
+def _replaced(stored: list[PlacedItem], content: MessagesReplaced) -> list[PlacedItem]:
+    """Return items in order, after some took the place of others."""
+    is_new = [content.new_first <= item.position <= content.new_last for item in stored]
+    new = [
+        item._replace(place=content.last) for item, new in zip(stored, is_new, strict=True) if new
+    ]
+    rest = [item for item, new in zip(stored, is_new, strict=True) if not new]
+    before = [item for item in rest if item.place < content.first]
+    return [*before, *new, *(item for item in rest if item.place > content.last)]

@@ -13,7 +13,7 @@ from typing import Any
 from perdure import AsyncSession, AsyncTurn, Effect, Happened
 from perdure.adapters.digests import json_digest
 from perdure.adapters.openai_agents.approvals import RecordedDecisions
-from perdure.adapters.openai_agents.items import Item, is_opaque, is_same_item
+from perdure.adapters.openai_agents.items import Item, is_opaque, is_output, is_same_item
 from perdure.adapters.openai_agents.replies import (
     RecordedResponse,
     RunRecord,
@@ -76,6 +76,9 @@ class DurableRun:
         self._calls: dict[str, Item] = {}
         for response in record.responses:
             self._note_calls(response.items)
+        outputs = [stored.item for stored in record.items if is_output(stored.item)]
+        self._outputs = {item["call_id"]: item["output"] for item in outputs}
+        self._running: set[str] = set()  # Calls that have not returned here, or never will.
         self._unconfirmed = [*record.items]  # Items that the SDK has not added to the session yet.
 
     # Models
@@ -92,7 +95,7 @@ class DurableRun:
         call = self.turn.begin_model_call(model, request)
         try:
             if (replayed := call.recorded()) is not None:
-                return RecordedResponse(replayed.messages, replayed.meta).load()
+                return await self._replay(replayed, call)
             response = await get()
             await self._store(dump_response(response, model), call)
         except BaseException as error:
@@ -115,6 +118,7 @@ class DurableRun:
         output: list[Any] = []
         try:
             if (replayed := call.recorded()) is not None:
+                await self._replay(replayed, call)
                 for event in RecordedResponse(replayed.messages, replayed.meta).events():
                     yield event
                 return
@@ -150,6 +154,14 @@ class DurableRun:
         self._note_calls(items)
         first = position - len(items) + 1
         self._unconfirmed += [StoredItem(item, first + at) for at, item in enumerate(items)]
+
+    async def _replay(self, replayed: Any, call: Any) -> Any:
+        """Return the recorded response of a session that is replayed: see `perdure.replay`."""
+        if replayed.error:
+            raise EffectError(self.session.id, call.call.tool, replayed.error, replayed.reason)
+        response = RecordedResponse(replayed.messages, replayed.meta)
+        await self._store(response, call)
+        return response.load()
 
     def _note_calls(self, items: Sequence[Item]) -> None:
         self._calls.update({item["call_id"]: item for item in items if "call_id" in item})
@@ -194,23 +206,30 @@ class DurableRun:
         function: Callable[..., Awaitable[Any]],
         *,
         scope: str,
-        again: bool = False,
     ) -> Any:
-        """Make a call once, or return its recorded outcome, as the model gets it.
-
-        With `again`, a call without an outcome is made again: what it does is recorded by itself.
-        """
-        policy: ToolPolicy = "read_only" if again else self._policies.get(name, "unsafe")
+        """Make a call once, or return its recorded outcome, as the model gets it."""
+        policy = self._policies.get(name, "unsafe")
         if scope:
             return await self._call_nested(name, context, function, policy, scope)
         tool = self._durable(name, function, policy)
         call = self._calls.get(context.tool_call_id)
         if call is None:
             raise UsageError(f"the call of {name!r} is not part of the run's record")
+        self._running.add(context.tool_call_id)
         [answer] = await self.session.run_tool_calls(call, {name: tool})
+        self._running.discard(context.tool_call_id)
         if not any(is_same_item(answer, stored.item) for stored in self._unconfirmed):
             self._unconfirmed.append(StoredItem(answer, 0))
         return load_output(answer["output"])
+
+    def recorded_output(self, call_id: str) -> Any:
+        """Return the output of a call of this run, as the model gets it; None without one."""
+        return self._outputs.get(call_id)
+
+    async def store_output(self, item: Item) -> None:
+        """Store the output of an agent that is a tool, of whose calls the record is made."""
+        position = await self.turn.append(item, origin=ORIGIN)
+        self._unconfirmed.append(StoredItem(item, position))
 
     def _durable(self, name: str, function: Any, policy: ToolPolicy, actor: str = "") -> Any:
         if callable(policy):
@@ -256,7 +275,7 @@ class DurableRun:
         """
         new: list[Item] = []
         for item in items:
-            stored = self._take(item)
+            stored = self._take(item) or await self._find_output(item)
             if stored is None:
                 new.append(item)
             elif stored.item != item and not self.turn.ended:
@@ -273,6 +292,18 @@ class DurableRun:
         for index, stored in enumerate(self._unconfirmed):
             if stored.item == item or is_same_item(stored.item, item):
                 return self._unconfirmed.pop(index)
+        return None
+
+    async def _find_output(self, item: Item) -> StoredItem | None:
+        """Return the output that perdure stored for a call that the SDK cancelled."""
+        if "output" in item and item.get("call_id") in self._running:
+            self._running.discard(item["call_id"])
+            async for record in self.session.records(kinds=[Message.kind], reverse=True):
+                content = record.content
+                if isinstance(content, Message) and is_same_item(content.message, item):
+                    return StoredItem(content.message, record.position)
+                if record.position <= self.turn.branch_point:
+                    break
         return None
 
     async def _replace(self, stored: StoredItem, item: Item) -> None:

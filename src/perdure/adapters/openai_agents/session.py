@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from copy import copy
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
@@ -46,8 +47,6 @@ VERSIONS = "0.24."  # The adapter uses private names of these releases.
 # Prefixes of run ids, which are turn ids: the rest was chosen by the caller, or generated.
 CALLER_PREFIX, GENERATED_PREFIX = "openai_agents:", "openai_agents."
 
-EMPTY = RunRecord([], [], [])
-
 
 class PerdureSession:
     """A session for `Runner.run(…, session=…)`, and for durable runs with `session.run`.
@@ -91,6 +90,11 @@ class PerdureSession:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.session_id!r}>"
+
+    @property
+    def losses(self) -> tuple[Any, ...]:
+        """What the items lack of messages that another framework stored, as of the last read."""
+        return self._items.losses if self._items else ()
 
     async def open(self) -> AsyncSession:
         """Return the session of perdure that holds the items."""
@@ -176,25 +180,37 @@ class PerdureSession:
         """Return the newest items with a function that replaces their end, in one commit.
 
         `OpenAIResponsesCompactionSession(id, session)` calls it; the replaced items stay in the
-        record. Returns None, as other stores do, if it cannot be done for these items.
+        record. None, as for other stores, if old items are to be removed as well.
         """
         if prune_prefix is not None:
             return None
-        session, items = await self._loaded()
-        start, seen = max(len(items) - limit, 0), items.seen
+        _, items = await self._loaded()
+        start, found = max(len(items) - limit, 0), items.copy()
 
         async def replace_suffix(index: int, output: list[Item]) -> bool:
-            _, current = await self._loaded()
-            if current.seen != seen or start + index >= len(items):
-                return False
-            positions = await items.positions()
-            try:
-                await session.replace(positions[start + index], positions[-1], *output)
-            except ConflictError:
-                return False
-            return True
+            return await self._replace_from(found, start + index, output)
 
-        return _CompactionSnapshot(items.copy()[start:], start == 0, replace_suffix)
+        return _CompactionSnapshot(found[start:], start == 0, replace_suffix)
+
+    async def _atomic_replace_items(self, items: list[Item]) -> bool:
+        """Replace all items in one commit. Called by a compacting session."""
+        _, current = await self._loaded()
+        return await self._replace_from(current.copy(), 0, items)
+
+    async def _replace_from(self, found: list[Item], index: int, output: list[Item]) -> bool:
+        """Put items in the place of those from an index on; False if they are not as found."""
+        session, items = await self._loaded()
+        stored = await items.stored()
+        end, old = stored[index:], found[index:]
+        if not end or items.copy() != found or not all(item.item in old for item in end):
+            return False
+        if index and stored[index - 1].place == end[0].place:
+            return False  # Both took the place of the same items: they cannot be told apart.
+        try:
+            await session.replace(end[0].place, end[-1].place, *output)
+        except ConflictError:
+            return False
+        return True
 
     # Durable runs
 
@@ -249,45 +265,46 @@ class PerdureSession:
         again, each text in one piece.
         """
         run = await self._begin(agent, input, id, options)
-        token = current_run.set(run), current_scope.set("")
+
+        def proceed(given: Any) -> Any:
+            token = current_run.set(run), current_scope.set("")
+            try:
+                return Runner.run_streamed(agent, given, session=through or self, **run.options)
+            finally:
+                current_run.reset(token[0])
+                current_scope.reset(token[1])
+
         try:
-            session = through or self
-            result = Runner.run_streamed(agent, run.input, session=session, **run.options)
+            result = proceed(run.input)
         except BaseException as error:
             await self._leave(run, error)
             raise
-        finally:
-            current_run.reset(token[0])
-            current_scope.reset(token[1])
-        stream_events = result.stream_events
-
-        def proceed(state: Any) -> Any:
-            """Go on with decisions that are recorded; the caller's result becomes the next one."""
-            token = current_run.set(run)
-            try:
-                following = Runner.run_streamed(agent, state, session=session, **run.options)
-            finally:
-                current_run.reset(token)
-            vars(result).update(vars(following))
-            result.stream_events = events
-            return following.stream_events
-
-        async def events() -> AsyncIterator[Any]:
-            stream = stream_events
-            try:
-                while stream is not None:
-                    async for event in stream():
-                        yield event
-                    state = run.decided(result)
-                    stream = None if state is None else proceed(state)
-            except BaseException as error:
-                await self._leave(run, error)
-                _raise_cause(error)
-                raise
-            await self._finish(run, result)
-
-        result.stream_events = events
+        result.stream_events = partial(self._events, run, result, result.stream_events, proceed)
         return result
+
+    async def _events(
+        self,
+        run: DurableRun,
+        result: Any,
+        stream: Callable[[], AsyncIterator[Any]],
+        proceed: Callable[[Any], Any],
+    ) -> AsyncIterator[Any]:
+        """Yield the events of a run until it ends, or waits for what nobody has decided yet."""
+        try:
+            async for event in stream():
+                yield event
+            while (state := run.decided(result)) is not None:
+                following = proceed(state)
+                async for event in following.stream_events():
+                    yield event
+                # The caller has the first result: it becomes the one that has ended.
+                shown = {**vars(following), "stream_events": result.stream_events}
+                vars(result).update(shown)
+        except BaseException as error:
+            await self._leave(run, error)
+            _raise_cause(error)
+            raise
+        await self._finish(run, result)
 
     async def current_agent(self, agent: Any) -> Any:
         """Return the agent that spoke last: the given one, or one that it hands off to.
@@ -346,7 +363,7 @@ class PerdureSession:
     async def _enter(
         self, input: Any, id: str | None, options: dict[str, Any], lease: Any
     ) -> DurableRun:
-        session, items = await self._loaded()
+        session, _ = await self._loaded()
         answered, turn, given = 0, None, None
         if isinstance(input, RunState):
             turn, answered = await find_waiting_run(session, _open_runs(session), input)
@@ -355,39 +372,39 @@ class PerdureSession:
             turn = await _find_run(session, given, id)
             if turn is None and given is None:
                 raise UsageError(f"session {session.id!r} has no run to continue: pass an input")
-        record = EMPTY if turn is None else await read_run(turn)
-        history = await self._history(session, items, record)
         if turn is None:
             turn = _new_turn(session, given or [], id, options.get("run_config"))
         await turn.__aenter__()
-        if record is EMPTY:
-            record = await read_run(turn)
+        record = await read_run(turn)
+        run = DurableRun(session, turn, record, policies=self._policies, answered=answered)
         if isinstance(input, RunState):
             await record_decisions(session, turn, input)
-        run = DurableRun(session, turn, record, policies=self._policies, answered=answered)
+        else:
+            run.history = await self._history(record, is_ended=turn.ended)
         run.decisions = await read_decisions(session, turn, record)
-        run.history = None if isinstance(input, RunState) else history
         run.input, run.lease = record.inputs if input is None else input, lease
         run.options = _recording_options(run, options)
         return run
 
-    async def _history(
-        self, session: AsyncSession, items: SessionItems, record: RunRecord
-    ) -> list[Item]:
-        """Return the items for a run to begin with: all but its own."""
+    async def _history(self, record: RunRecord, *, is_ended: bool) -> list[Item]:
+        """Return the items for a run to begin with: all but its own, or a window of them.
+
+        If the run has ended, those before it.
+        """
+        session, items = await self._loaded()
+        history: list[Item] = items.copy()
         if self._max_tokens is not None:
-            history: list[Item] = await session.messages(format=FORMAT, max_tokens=self._max_tokens)
-        else:
-            history = items.copy()
+            history = await session.messages(format=FORMAT, max_tokens=self._max_tokens)
         own = [stored.item for stored in record.items]
         calls = {item["call_id"] for item in own if "call_id" in item}
         kept: list[Item] = []
-        for item in reversed(history):
+        while own and history:  # They are at the end, unless other runs came since.
+            item = history.pop()
             if item in own:
                 own.remove(item)
-            elif item.get("call_id") not in calls:
+            elif item.get("call_id") not in calls and not is_ended:
                 kept.append(item)
-        return kept[::-1]
+        return [*history, *kept[::-1]]
 
     async def _finish(self, run: DurableRun, result: Any) -> None:
         try:

@@ -20,6 +20,7 @@ from agents import (
     ShellTool,
     default_tool_error_function,
 )
+from agents.agent_tool_state import get_agent_tool_state_scope, peek_agent_tool_run_result
 from agents.tool import resolve_function_tool_failure_error_function
 
 from perdure.errors import UnsupportedError
@@ -92,15 +93,22 @@ class RecordingInvoker:
     async def _run_agent(self, run: "DurableRun", context: Any, arguments: str) -> Any:
         """Run a tool that is an agent: its own calls are effects, and it is none."""
         before = current_scope.get()
-        current_scope.set(f"{before}/{context.tool_call_id}")
+        recorded = None if before else run.recorded_output(context.tool_call_id)
+        if recorded is not None:
+            return load_output(recorded)
+        token = current_scope.set(f"{before}/{context.tool_call_id}")
         try:
-
-            async def call(**_: Any) -> Any:
-                return self._output(context, await self._inner(context, arguments))
-
-            return await run.call_tool(self._tool.name, context, call, scope=before, again=True)
+            result = await self._inner(context, arguments)
         finally:
-            current_scope.set(before)
+            current_scope.reset(token)
+        scope_id = get_agent_tool_state_scope(context)
+        nested = peek_agent_tool_run_result(context.tool_call, scope_id=scope_id)
+        if not before and not getattr(nested, "interruptions", None):  # It does not wait.
+            output = self._output(context, result)
+            call_id = context.tool_call_id
+            item = {"type": "function_call_output", "call_id": call_id, "output": output}
+            await run.store_output(item)
+        return result
 
     def _raw(self, context: Any) -> Callable[..., Any]:
         """Return the function to call: one that raises, where the SDK would make up a text."""
@@ -133,8 +141,9 @@ async def _resolved(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def load_output(text: str) -> Any:
+def load_output(output: Any) -> Any:
     """Return a recorded output as the result of a tool: a text, or the contents it consists of."""
+    text = output if isinstance(output, str) else json.dumps(output, separators=(",", ":"))
     if not text.startswith('[{"type":"input_'):
         return text
     try:

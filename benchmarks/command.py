@@ -12,6 +12,7 @@ import apsw
 
 from benchmarks import (
     adapter,
+    agents_sdk,
     effects,
     figures,
     imports,
@@ -27,7 +28,7 @@ from benchmarks.workload import SEED
 
 PARTS = (
     *("speed", "reading", "storage", "import", "values", "adapter", "effects"),
-    *("postgres", "sessions"),
+    *("agents", "postgres", "sessions"),
 )
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -97,6 +98,7 @@ def _parts(folder: Path, arguments: argparse.Namespace) -> dict[str, Callable[[]
         "import": lambda: imports.measure(folder, repeats=9 if quick else 31),
         "values": lambda: values.measure(folder, versions=100 if quick else 500),
         "adapter": lambda: adapter.measure(folder, repeats=100 if quick else 1_000),
+        "agents": lambda: agents_sdk.measure(folder, repeats=5 if quick else 20),
         "effects": lambda: effects.measure(
             folder, rounds=2 if quick else 5, steps=10 if quick else 15
         ),

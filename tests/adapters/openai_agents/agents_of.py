@@ -13,9 +13,12 @@ from agents import (
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     function_tool,
+    set_tracing_disabled,
 )
 
 import perdure
+
+set_tracing_disabled(disabled=True)
 
 Reach = Callable[[str], None]
 
@@ -61,6 +64,12 @@ class Ledger:
         return perdure.DidNotHappen()
 
 
+def tool(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function a tool, as the SDK's `function_tool` does."""
+    made: Callable[[Callable[..., Any]], Any] = function_tool(**options)
+    return made
+
+
 @contextmanager
 def current_key() -> Iterator[str]:
     try:
@@ -72,13 +81,13 @@ def current_key() -> Iterator[str]:
 def build(name: str, client: Any, ledger: Ledger) -> Any:
     """Return the agent that a form of the script names."""
 
-    @function_tool
+    @tool()
     def charge(amount: int) -> str:
         """Charge an amount."""
         with current_key() as key:
             return ledger.charge(amount, key)
 
-    @function_tool
+    @tool()
     def charge_once(amount: int) -> str:
         """Charge an amount, with a key."""
         with current_key() as key:

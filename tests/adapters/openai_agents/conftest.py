@@ -37,7 +37,11 @@ def ledger(tmp_path: Path) -> Ledger:
 async def any_store(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[perdure.AsyncStore]:
-    address = {"memory": "memory:", "sqlite": tmp_path / "a.db", "files": f"files:{tmp_path}/f"}
+    address: dict[str, Any] = {
+        "memory": "memory:",
+        "sqlite": tmp_path / "a.db",
+        "files": f"files:{tmp_path}/f",
+    }
     async with perdure.open_async(address[request.param]) as store:
         yield store
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agents import Runner, SQLiteSession, set_tracing_disabled
+from agents import Runner, SQLiteSession
 
 import perdure
 from perdure.adapters.openai_agents import PerdureSession
@@ -17,8 +17,6 @@ from tests.adapters.openai_agents.agents_of import Ledger, Reach, build, make_cl
 
 SESSION = "claim-4711"
 FORMS = ["plain", "streamed", "chat", "handoff", "nested"]
-
-set_tracing_disabled(disabled=True)
 
 
 def inputs(form: str, tool: str) -> list[str]:

@@ -4,12 +4,12 @@ from typing import Any
 
 import openai
 import pytest
-from agents import Agent, OpenAIResponsesModel, RunState, function_tool
+from agents import Agent, OpenAIResponsesModel, RunState
 
 import perdure
 from perdure.adapters.openai_agents import PerdureSession
 from perdure.testing import ModelServer
-from tests.adapters.openai_agents.agents_of import Ledger, current_key
+from tests.adapters.openai_agents.agents_of import Ledger, current_key, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -17,13 +17,13 @@ TEXT = '[[tool refund {"amount": 11}]] [[tool charge {"amount": 12}]] Please.'
 
 
 def cashier(client: Any, ledger: Ledger, *, nested: bool = False) -> Any:
-    @function_tool(needs_approval=True)
+    @tool(needs_approval=True)
     def refund(amount: int) -> str:
         """Refund."""
         with current_key() as key:
             return ledger.charge(-amount, key)
 
-    @function_tool
+    @tool()
     def charge(amount: int) -> str:
         """Charge."""
         with current_key() as key:
@@ -106,7 +106,11 @@ def _altered(value: Any) -> Any:
 
 @pytest.mark.parametrize("approved", [True, False])
 async def test_a_decision_is_kept_when_the_run_fails_after_it(
-    approved: bool, store: perdure.AsyncStore, client: Any, server: ModelServer, ledger: Ledger
+    approved: bool,  # noqa: FBT001 - a parameter of the test
+    store: perdure.AsyncStore,
+    client: Any,
+    server: ModelServer,
+    ledger: Ledger,
 ) -> None:
     agent = cashier(client, ledger)
     own = PerdureSession("s", store)

@@ -21,7 +21,6 @@ from agents import (
     Runner,
     SessionSettings,
     ToolOutputImage,
-    function_tool,
 )
 from agents.exceptions import InputGuardrailTripwireTriggered
 
@@ -30,7 +29,7 @@ from perdure.adapters.openai_agents import PerdureSession
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.testing import ModelServer
 from perdure.testing.provider_rules import violations
-from tests.adapters.openai_agents.agents_of import Ledger, build, make_client
+from tests.adapters.openai_agents.agents_of import Ledger, build, make_client, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +110,7 @@ async def test_another_input_begins_another_run_and_the_model_learns_what_is_unk
 ) -> None:
     running = asyncio.Event()
 
-    @function_tool
+    @tool()
     async def charge(amount: int) -> str:
         """Charge."""
         running.set()
@@ -161,7 +160,7 @@ async def test_an_ended_run_with_other_code_is_a_divergence(
 
     guarded = clerk(client, handoffs=[])
     guarded.output_type = dict  # The recorded answer is no JSON: the SDK would ask again.
-    with pytest.raises(Exception, match="(?i)json|schema|divergence|ended run"):
+    with pytest.raises(Exception, match=r"(?i)json|schema"):
         await own.run(guarded, "Hello.", id="r1")
     assert len(server.requests) == 1
 
@@ -191,7 +190,7 @@ async def test_a_stream_that_breaks_is_asked_for_again_and_nothing_else(
     agent = build("streamed", client, ledger)
     server.fault("disconnect", at=2, after_chunks=3)
     result = await PerdureSession("s", store).run_streamed(agent, CHARGE)
-    with pytest.raises(Exception, match="(?i)connect|closed|peer"):
+    with pytest.raises(Exception, match=r"(?i)connect|closed|peer"):
         async for _ in result.stream_events():
             pass
     result = await PerdureSession("s", store).run_streamed(agent, CHARGE)
@@ -228,7 +227,7 @@ async def test_an_agent_that_is_a_tool_is_recorded_step_by_step(
         await PerdureSession("s", store).run(agent, text)
     await PerdureSession("s", store).run(agent, text)
     assert (len(server.requests), ledger.amounts) == (5, [5])
-    assert [state for _, state in await effects(store)] == ["succeeded"] * 6
+    assert [state for _, state in await effects(store)] == ["succeeded"] * 5
     items = await PerdureSession("s", store).get_items()
     assert [item.get("name") for item in items if "call_id" in item] == ["ask_expert", None]
 
@@ -236,17 +235,17 @@ async def test_an_agent_that_is_a_tool_is_recorded_step_by_step(
 async def test_a_tool_that_fails_is_recorded_as_failed(
     store: perdure.AsyncStore, client: Any
 ) -> None:
-    @function_tool
+    @tool()
     def plain() -> str:
         """Fail."""
         raise ValueError("boom")
 
-    @function_tool(failure_error_function=lambda _, error: f"sorry: {error}")
+    @tool(failure_error_function=lambda _, error: f"sorry: {error}")
     def polite() -> str:
         """Fail."""
         raise ValueError("boom")
 
-    @function_tool(failure_error_function=None)
+    @tool(failure_error_function=None)
     def strict() -> str:
         """Fail."""
         raise ValueError("boom")
@@ -265,7 +264,7 @@ async def test_a_tool_that_fails_is_recorded_as_failed(
 async def test_a_tool_that_takes_too_long_is_unknown_and_the_agent_goes_on(
     store: perdure.AsyncStore, client: Any
 ) -> None:
-    @function_tool(timeout=0.05)
+    @tool(timeout=0.05)
     async def slow() -> str:
         """Wait."""
         await asyncio.sleep(5)
@@ -285,12 +284,12 @@ async def test_a_tool_that_takes_too_long_is_unknown_and_the_agent_goes_on(
 async def test_results_that_are_no_text_come_back_as_they_were(
     store: perdure.AsyncStore, client: Any
 ) -> None:
-    @function_tool
+    @tool()
     def picture() -> ToolOutputImage:
         """Show."""
         return ToolOutputImage(image_url="https://example.org/a.png")
 
-    @function_tool
+    @tool()
     def table() -> dict[str, int]:
         """Count."""
         return {"a": 1}
@@ -393,7 +392,7 @@ async def test_a_run_inside_of_a_run_of_its_session_is_refused(
 ) -> None:
     own = PerdureSession("s", store)
 
-    @function_tool
+    @tool()
     async def again() -> str:
         """Run."""
         await own.run(clerk(client), "Hello.")

@@ -17,6 +17,7 @@ Item = dict[str, Any]
 FORMAT = "openai.responses"
 
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
+_PLAIN_FIELDS = 2
 _CHAT_FIELDS = frozenset({"tool_calls", "function_call", "tool_call_id", "parts", "name"})
 _PARTS = frozenset(
     {"input_text", "input_image", "input_file", "input_audio", "output_text", "refusal"}
@@ -29,6 +30,8 @@ KINDS = (Message.kind, MessagesRetracted.kind, MessagesReplaced.kind)
 
 def is_item(message: Item) -> bool:
     """Return whether a stored message is an item as the SDK has it, of no other format."""
+    if _is_plain(message):
+        return True
     kind = message.get("type")
     if type(kind) is str and kind != "message":
         return True
@@ -38,6 +41,15 @@ def is_item(message: Item) -> bool:
     return type(content) is str or (
         type(content) is list
         and all(type(part) is dict and part.get("type") in _PARTS for part in content)
+    )
+
+
+def _is_plain(message: Item) -> bool:
+    """Return whether a message has only a role and a text, as most have."""
+    return (
+        len(message) == _PLAIN_FIELDS
+        and type(message.get("content")) is str
+        and message.get("role") in _ROLES
     )
 
 
@@ -52,7 +64,7 @@ def is_output(item: Item) -> bool:
 
 
 def _is_deep(item: Item) -> bool:
-    return any(type(value) in (list, dict) for value in item.values())
+    return not _is_plain(item) and any(type(value) in (list, dict) for value in item.values())
 
 
 def is_same_item(item: Item, other: Item) -> bool:

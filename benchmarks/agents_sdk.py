@@ -8,6 +8,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,21 +63,18 @@ class Own:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "perdure.db"
-        self._stores: dict[int, Any] = {}
+        self._stores: dict[Any, Any] = {}
 
     async def open(self, id: str) -> Any:
         from perdure.adapters.openai_agents import PerdureSession
 
         store = perdure.open_async(self._path)
         session = PerdureSession(id, store)
-        self._stores[builtin_id(session)] = store
+        self._stores[session] = store
         return session
 
     async def close(self, session: Any) -> None:
-        await self._stores.pop(builtin_id(session)).close()
-
-
-builtin_id = id
+        await self._stores.pop(session).close()
 
 
 async def _timed(call: Callable[[], Awaitable[Any]]) -> tuple[Times, Any]:
@@ -100,39 +98,45 @@ async def _measure_operations(
             results.append(result)
         return results
 
-    sessions = [await side.open("s") for side in sides]
-    for session in sessions:
-        for first in range(0, ITEMS, 500):
-            await session.add_items([_item(number) for number in range(first, first + 500)])
-        await session.get_items()
+    sessions = [await _filled(side, "single") for side in sides]
     for number in range(repeats * 10):
         item = _item(number)
-        await each("add one item", [lambda s=s: s.add_items([item]) for s in sessions])
-        popped = await each("pop", [lambda s=s: s.pop_item() for s in sessions])
+        await each("add one item", [partial(s.add_items, [item]) for s in sessions])
+        popped = await each("pop", [s.pop_item for s in sessions])
         assert popped == [item, item]
+        for session in sessions:  # As a user who takes back a question, and asks another one.
+            await session.add_items([_item(number), _item(number + 1)])
+    await _close(sides, sessions)
     progress.step("single items")
     batch = [_item(number) for number in range(BATCH)]
-    for _ in range(repeats):
-        await each("add 100 items", [lambda s=s: s.add_items(batch) for s in sessions])
-        whole = await each(
-            "all of 5,100 items, warm", [lambda s=s: s.get_items() for s in sessions]
-        )
-        assert whole[0] == whole[1]
-        newest = await each("the newest 20", [lambda s=s: s.get_items(20) for s in sessions])
-        assert newest[0] == newest[1]
-        reopened = [await side.open("s") for side in sides]
-        cold = await each("all of 5,100 items, cold", [lambda s=s: s.get_items() for s in reopened])
-        assert cold == whole
+    for number in range(repeats):
+        sessions = [await _filled(side, f"whole-{number}") for side in sides]
+        await each("add 100 items", [partial(s.add_items, batch) for s in sessions])
+        whole = await each("all of 5,100 items, warm", [s.get_items for s in sessions])
+        newest = await each("the newest 20", [partial(s.get_items, 20) for s in sessions])
+        await _close(sides, sessions)
+        reopened = [await side.open(f"whole-{number}") for side in sides]
+        cold = await each("all of 5,100 items, cold", [s.get_items for s in reopened])
+        assert whole[0] == whole[1] == cold[0] == cold[1]
+        assert newest[0] == newest[1] == cold[0][-20:]
         assert len(cold[0]) == ITEMS + BATCH
-        for side, session in zip(sides, reopened, strict=True):
-            await side.close(session)
-        for session in sessions:
-            for _ in range(BATCH):
-                await session.pop_item()
+        await _close(sides, reopened)
     progress.step("whole sessions")
+    return times
+
+
+async def _filled(side: Any, id: str) -> Any:
+    """Return a session with items, all of which it has read."""
+    session = await side.open(id)
+    for first in range(0, ITEMS, 500):
+        await session.add_items([_item(number) for number in range(first, first + 500)])
+    await session.get_items()
+    return session
+
+
+async def _close(sides: list[Any], sessions: list[Any]) -> None:
     for side, session in zip(sides, sessions, strict=True):
         await side.close(session)
-    return times
 
 
 def measure(folder: Path, *, repeats: int) -> Part:

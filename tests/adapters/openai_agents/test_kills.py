@@ -5,6 +5,7 @@ every call of a tool, and at every event of a stream. The next one runs the same
 and a third one must get the same answers and change nothing.
 """
 
+import asyncio
 import json
 import os
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from agents import SQLiteSession
 
 import perdure
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
@@ -133,17 +135,59 @@ def test_a_tool_that_can_be_repeated_or_asked_about_takes_effect_exactly_once(
         assert found.answers == whole.answers, (what, at)
 
 
+class Tally:
+    """What went wrong at how many places, for the table in the documentation."""
+
+    def __init__(self) -> None:
+        self.places = self.charged_twice = self.paid_twice = self.asked_twice = 0
+
+    def count(self, path: Path, what: str, requests: int, items: list[Any], usual: int) -> None:
+        """Look at what two processes left behind, of which the first one was killed."""
+        amounts = Ledger(path.with_suffix(".ledger")).amounts
+        texts = [str(item["content"]) for item in items if item.get("role") == "user"]
+        # The answer to a request that was under way may have been lost with the process.
+        lost = what in ("request", "response", "chunk")
+        self.places += 1
+        self.charged_twice += len(amounts) > len({*amounts})
+        self.paid_twice += requests > usual + lost
+        self.asked_twice += len(texts) > len({*texts})
+
+    def __str__(self) -> str:
+        return (
+            f"{self.places} places: charged twice at {self.charged_twice}, "
+            f"answers paid for twice at {self.paid_twice}, question twice at {self.asked_twice}"
+        )
+
+
+def sdk_items(path: Path) -> list[Any]:
+    session = SQLiteSession(scripts.SESSION, path)
+    try:
+        items: list[Any] = asyncio.run(session.get_items())
+        return items
+    finally:
+        session.close()
+
+
 @pytest.mark.parametrize("form", ["plain", "streamed"])
-def test_the_sdk_alone_charges_twice_and_asks_twice(form: str, url: str, tmp_path: Path) -> None:
-    """The same program on the SDK's SQLiteSession: what perdure is for."""
-    counts = child(scripts.run_plain, f"{form}:unsafe", url, tmp_path / "whole.db")
-    whole = Ledger(tmp_path / "whole.ledger").amounts
-    doubled = 0
-    places = [("received", at) for at in range(1, counts["received"] + 1)]
-    for what, at in kills(counts, f"{form}:sdk") if KILLS == "all" else places[:1]:
-        path = tmp_path / f"{what}-{at}.db"
-        assert child(scripts.run_plain, f"{form}:unsafe", url, path, what=what, at=at) is None
-        child(scripts.run_plain, f"{form}:unsafe", url, path)
-        doubled += len(Ledger(path.with_suffix(".ledger")).amounts) > len(whole)
-    assert doubled
-    print(f"SQLiteSession, {form}: charged twice at {doubled} places")
+def test_the_sdk_alone_charges_asks_and_pays_twice(form: str, url: str, tmp_path: Path) -> None:
+    """The same program on the SDK's SQLiteSession, and on perdure: what perdure is for."""
+    sides: dict[str, Any] = {"sdk": scripts.run_plain, "perdure": scripts.run}
+    tallies = {}
+    for side, script in sides.items():
+        whole = tmp_path / f"{side}-whole.db"
+        before = len(prompts(url))
+        counts = child(script, f"{form}:unsafe", url, whole)
+        usual = len(prompts(url)) - before
+        tally = tallies[side] = Tally()
+        places = [("received", 1)] if KILLS != "all" else kills(counts, f"{form}:{side}")
+        for what, at in places:
+            path = tmp_path / f"{side}-{what}-{at}.db"
+            before = len(prompts(url))
+            assert child(script, f"{form}:unsafe", url, path, what=what, at=at) is None
+            child(script, f"{form}:unsafe", url, path)
+            items = sdk_items(path) if side == "sdk" else look(path).messages
+            tally.count(path, what, len(prompts(url)) - before, items, usual)
+        print(f"{form}, {side}: {tally}")
+    sdk, own = tallies["sdk"], tallies["perdure"]
+    assert min(sdk.charged_twice, sdk.paid_twice, sdk.asked_twice) > 0
+    assert max(own.charged_twice, own.paid_twice, own.asked_twice) == 0

@@ -30,7 +30,7 @@ _output_items: TypeAdapter[Any] = TypeAdapter(list[ResponseOutputItem])
 _usage: TypeAdapter[Any] = TypeAdapter(Usage)
 
 
-class RecordedResponse(NamedTuple):
+class StoredResponse(NamedTuple):
     """A recorded response: its items, as messages, and its metadata."""
 
     items: list[Item]
@@ -99,7 +99,7 @@ def _item_events(item: Any, index: int) -> Iterator[Any]:
     )
 
 
-def dump_response(response: Any, model: str) -> RecordedResponse:
+def dump_response(response: Any, model: str) -> StoredResponse:
     """Return a ModelResponse as it is stored."""
     items = response.to_input_items()
     meta = {
@@ -110,10 +110,10 @@ def dump_response(response: Any, model: str) -> RecordedResponse:
     }
     if response.request_id:
         meta["request_id"] = response.request_id
-    return RecordedResponse(items, meta)
+    return StoredResponse(items, meta)
 
 
-def dump_streamed(response: Any, output: Sequence[Any], model: str) -> RecordedResponse:
+def dump_streamed(response: Any, output: Sequence[Any], model: str) -> StoredResponse:
     """Return the response at the end of a stream; `output` are the items, if it has none."""
     usage = response.usage
     counts = Usage(
@@ -145,7 +145,7 @@ class RunRecord(NamedTuple):
     """What is stored of a run: its input, its responses in order, and all of its items."""
 
     inputs: list[Item]
-    responses: list[RecordedResponse]
+    responses: list[StoredResponse]
     items: list[StoredItem]
 
     def call(self, call_id: str) -> tuple[int, Item] | None:
@@ -171,7 +171,7 @@ async def read_run(turn: AsyncTurn) -> RunRecord:
             items = [stored.item for stored in record.items[-count:]]
             if not record.responses:
                 record.inputs.extend([stored.item for stored in record.items[:-count]])
-            record.responses.append(RecordedResponse(items, content.meta))
+            record.responses.append(StoredResponse(items, content.meta))
     if not record.responses:
         record.inputs.extend([stored.item for stored in record.items])
     return record

@@ -15,9 +15,9 @@ from perdure.adapters.digests import json_digest
 from perdure.adapters.openai_agents.approvals import RecordedDecisions
 from perdure.adapters.openai_agents.items import Item, is_opaque, is_output, is_same_item
 from perdure.adapters.openai_agents.replies import (
-    RecordedResponse,
     RunRecord,
     StoredItem,
+    StoredResponse,
     dump_response,
     dump_streamed,
 )
@@ -119,7 +119,7 @@ class DurableRun:
         try:
             if (replayed := call.recorded()) is not None:
                 await self._replay(replayed, call)
-                for event in RecordedResponse(replayed.messages, replayed.meta).events():
+                for event in StoredResponse(replayed.messages, replayed.meta).events():
                     yield event
                 return
             async for event in get():
@@ -133,7 +133,7 @@ class DurableRun:
             call.failed(error)
             raise
 
-    def _next_response(self, model: str, request: Item) -> RecordedResponse | None:
+    def _next_response(self, model: str, request: Item) -> StoredResponse | None:
         if self._responses:
             return self._responses.pop(0)
         if self.turn.ended:
@@ -142,7 +142,7 @@ class DurableRun:
             raise DivergenceError(self.session.id, self.turn.id, "an ended run", digest, hint)
         return None
 
-    async def _store(self, response: RecordedResponse, call: Any) -> None:
+    async def _store(self, response: StoredResponse, call: Any) -> None:
         items, meta = response
         if not items:  # A message is needed to hold it; an empty response is asked for again.
             call.withdraw()
@@ -159,7 +159,7 @@ class DurableRun:
         """Return the recorded response of a session that is replayed: see `perdure.replay`."""
         if replayed.error:
             raise EffectError(self.session.id, call.call.tool, replayed.error, replayed.reason)
-        response = RecordedResponse(replayed.messages, replayed.meta)
+        response = StoredResponse(replayed.messages, replayed.meta)
         await self._store(response, call)
         return response.load()
 
@@ -178,11 +178,11 @@ class DurableRun:
 
         asked = json_digest([scope, request], length=DIGEST_LENGTH)
         stored = await self.session.model(ask, name=model, actor=scope)(request=asked)
-        return live[0] if live else RecordedResponse(*stored).load()
+        return live[0] if live else StoredResponse(*stored).load()
 
     async def _stream_nested(
         self, scope: str, model: str, request: Item, get: Callable[[], AsyncIterator[Any]]
-    ) -> RecordedResponse:
+    ) -> StoredResponse:
         async def ask(request: str) -> list[Any]:  # noqa: ARG001 - its digest is recorded
             output: list[Any] = []
             async for event in get():
@@ -195,7 +195,7 @@ class DurableRun:
 
         asked = json_digest([scope, request], length=DIGEST_LENGTH)
         stored = await self.session.model(ask, name=model, actor=scope)(request=asked)
-        return RecordedResponse(*stored)
+        return StoredResponse(*stored)
 
     # Tools
 

@@ -289,7 +289,7 @@ class PerdureSession:
         stream: Callable[[], AsyncIterator[Any]],
         proceed: Callable[[Any], Any],
     ) -> AsyncIterator[Any]:
-        """Yield the events of a run until it ends, or waits for what nobody has decided yet."""
+        """Yield the events of a run until it ends, or waits for a decision."""
         try:
             async for event in stream():
                 yield event

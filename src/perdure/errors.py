@@ -302,7 +302,7 @@ class UnstoredResultError(PerdureError):
 
     def __str__(self) -> str:
         what = f"{self.tool!r} in {self.stream!r} succeeded, and is not called again"
-        why = f"its result, a {self.type}, could not be stored (position {self.position})"
+        why = f"its result of type {self.type} could not be stored (position {self.position})"
         hint = "return data that can be stored, or register the type with perdure.open(types=…)"
         return f"{what}; {why}: {hint}"
 

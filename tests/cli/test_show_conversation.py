@@ -202,6 +202,6 @@ def test_calls_are_shown_with_what_became_of_them(tmp_path: Path) -> None:
     assert '{"amount": 5}' in shown
     assert "succeeded in 0." in shown
     assert '{"charged": 5}' in shown
-    assert "its result, a tuple, could not" in " ".join(shown.split())
+    assert "its result of type tuple could not" in " ".join(shown.split())
     assert "(0, 'free')" in shown
     assert "may have happened, outcome unknown: effect" in shown

@@ -416,6 +416,7 @@ def test_a_file_that_was_cut_off_is_salvaged(path: Path, tmp_path: Path) -> None
     target = tmp_path / "saved.jsonl"
     alone = invoke(path, "verify")
     assert (alone.exit_code, alone.stdout) == (1, "")
+    assert "perdure verify --salvage FILE" in alone.stderr
     done = invoke(path, "verify", "--salvage", str(target))
     assert done.exit_code == 1
     assert "The store itself is damaged" in done.stdout

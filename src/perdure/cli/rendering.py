@@ -188,7 +188,7 @@ def _render_effect(content: Content, record_id: str) -> RenderedRecord:
     else:
         result = _json(content.result)
     if content.unstored:
-        which += f"; its result, a {safe(content.unstored)}, could not be stored"
+        which += f"; its result of type {safe(content.unstored)} could not be stored"
     return RenderedRecord(f"{content.state} in {content.duration:.3f} s, {which}", result)
 
 

@@ -917,7 +917,7 @@ def test_a_result_that_cannot_be_stored_does_not_stop_a_run_for_good(place: Plac
         assert charged == paid != []
         assert {(one.state, one.unstored) for one in effects} == {("succeeded", "dict")}
         told = [one["content"] for one in place.messages() if one["role"] == "tool"]
-        assert {*told} == {"The call succeeded. Its result, a dict, could not be stored."}
+        assert {*told} == {"The call succeeded. Its result of type dict could not be stored."}
 
     asyncio.run(go())
 

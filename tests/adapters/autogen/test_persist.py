@@ -325,7 +325,7 @@ def test_a_result_that_is_too_large_does_not_stop_a_chat_for_good(
     with pytest.raises(perdure.UsageError, match="exceed the limit"):
         chat()
     told = [one["content"] for one in chat().chat_history][2]
-    assert told == "The call succeeded. Its result, a str, could not be stored."
+    assert told == "The call succeeded. Its result of type str could not be stored."
     assert ran == [17]
     effects = [one for one in store.session("s").effects.list() if one.tool == "charge"]
     assert [(one.state, one.unstored) for one in effects] == [("succeeded", "str")]

@@ -140,7 +140,7 @@ class DurableWorkbench(Workbench):  # type: ignore[misc]
                 _error_result(name, f"Error: the outcome of this call is unknown. {error.reason}")
             ]
         except UnstoredResultError as error:  # Too large, or not text that UTF-8 can encode.
-            told = f"The call succeeded. Its result, a {error.type}, could not be stored."
+            told = f"The call succeeded. Its result of type {error.type} could not be stored."
             return [ToolResult(name=name, result=[TextResultContent(content=told)])]
         except EffectError as error:
             if error.result is None:  # It could not be stored, or there is none.

@@ -117,7 +117,7 @@ class ChatEffects:
         except UnknownOutcomeError as error:  # An answer, so that the model can react to it.
             return f"UNKNOWN: {error.reason} Find out before it is called again."
         except UnstoredResultError as error:
-            return f"The call succeeded. Its result, a {error.type}, could not be stored."
+            return f"The call succeeded. Its result of type {error.type} could not be stored."
         except EffectError as error:
             raise ToolError(error.reason) from error
         except PerdureError as error:

@@ -51,8 +51,8 @@ each with session (or null) and reason. In FILE, a line is a record as
 `perdure show --json` prints it, or session, position and unreadable.
 """
 
-# For whoever reads the error of a store that cannot be opened, which says to run this command.
-SALVAGE_HINT = "To save what can be read: `perdure verify --salvage FILE`."
+# In the error of a store that cannot be opened, which would otherwise say to run this command.
+SALVAGE_HINT = "copy the store, then run `perdure verify --salvage FILE`"
 
 
 @click.command(cls=StoreCommand, epilog=EXAMPLES)
@@ -124,8 +124,8 @@ class Checking:
             except DamagedError as error:
                 wants_more = self._target is not None or self._as_json
                 if self._sessions or self._store is not None or not wants_more:
-                    if self._target is None and not self._as_json:
-                        echo(SALVAGE_HINT, err=True)
+                    if not wants_more and self._store is None and not error.position:
+                        error.hint = SALVAGE_HINT
                     raise
                 name = printable_name(self._address)  # It cannot even be opened.
                 self._store = StoreResult(name, [DamagedError(name, error.position, error.reason)])

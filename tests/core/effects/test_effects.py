@@ -487,6 +487,14 @@ def test_the_calls_of_a_model_are_made_and_it_is_told(path: Path, parallel: int)
     session.verify()
 
 
+def test_a_model_that_calls_a_tool_where_there_is_none_is_told() -> None:
+    session = perdure.open("memory:").session("s")
+    with session.turn("Add.") as turn:
+        turn.append(CALLS)
+        told = [one["content"] for one in session.run_tool_calls(CALLS)]
+    assert told[0] == "Error: there is no tool 'add'. There are: none."
+
+
 def test_the_calls_of_a_killed_process_are_made_once(path: Path, ledger: Ledger) -> None:
     first = perdure.open(path).session("s")
     calls = {

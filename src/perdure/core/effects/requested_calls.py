@@ -48,7 +48,8 @@ class IssuedCall(NamedTuple):
         """Return why the call cannot be made, as an error text for the model, or ""."""
         name = self.issued.call.name
         if name not in known:
-            return f"Error: there is no tool {name!r}. There are: {', '.join(sorted(known))}."
+            names = ", ".join(sorted(known)) or "none"
+            return f"Error: there is no tool {name!r}. There are: {names}."
         if self.issued.problem:
             return f"Error: {name!r} was not called, {self.issued.problem}."
         return ""

@@ -295,7 +295,7 @@ def _to_data(source: object) -> dict[str, Any]:
     if data is not None:
         return data
     if isinstance(source, str):
-        raise UsageError('a str has no role: pass {"role": …, "content": …}')
+        raise UsageError('a str has no role: pass {"role": "user", "content": …}')
     if isinstance(source, list | tuple):
         raise UsageError("pass messages one by one, not as a list")
     if hasattr(source, "__next__") or hasattr(source, "__aiter__"):

@@ -115,7 +115,7 @@ class FilesBackend:
         self._pid = os.getpid()
         self._names_lock = threading.Lock()
         self._waited: dict[str, int] = {}
-        """Files whose lock a reader waited for in vain, and their size at that time."""
+        """Files whose lock a reader did not get, and their size at that time."""
         self._names = StreamNames(self._directory)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:

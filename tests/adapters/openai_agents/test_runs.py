@@ -387,19 +387,73 @@ async def test_options_of_the_runner_are_passed_on(
     assert (await own.run(agent, "Bye.", run_config={"model": config.model})).final_output
 
 
-async def test_a_run_inside_of_a_run_of_its_session_is_refused(
+async def test_what_guardrails_and_tools_ask_is_no_part_of_the_conversation(
+    store: perdure.AsyncStore, client: Any, server: ModelServer, ledger: Ledger
+) -> None:
+    """They share the model object of the agent, which records."""
+    agent = build("plain", client, ledger)
+    helper = Agent(name="helper", model=agent.model, tools=agent.tools)
+
+    async def check(context: Any, agent: Any, input: Any) -> Any:
+        told = await Runner.run(helper, '[[tool charge {"amount": 1}]] Is that fine?')
+        return GuardrailFunctionOutput(output_info=told.final_output, tripwire_triggered=False)
+
+    @tool()
+    async def ask() -> str:
+        """Ask."""
+        return str((await Runner.run(helper, "What do you think?")).final_output)
+
+    agent.tools = [*agent.tools, ask]
+    agent.input_guardrails = [InputGuardrail(check, run_in_parallel=True)]
+    answers = []
+    for _ in range(2):
+        result = await PerdureSession("s", store).run(agent, "[[tool ask {}]] Pay.", id="r1")
+        answers.append(result.final_output)
+        assert len(await PerdureSession("s", store).get_items()) == 4
+    assert answers[0] == answers[1]
+    assert ledger.amounts == [1]  # Of the guardrail's own agent, whose calls are recorded too.
+    assert len(server.requests) == 5
+
+
+async def test_a_run_inside_of_a_tool_is_a_run_of_its_own(
     store: perdure.AsyncStore, client: Any
 ) -> None:
-    own = PerdureSession("s", store)
+    other = PerdureSession("other", store)
 
     @tool()
     async def again() -> str:
         """Run."""
-        await own.run(clerk(client), "Hello.")
-        return "done"
+        return str((await other.run(clerk(client), "Hello.", id="inner")).final_output)
 
-    await own.run(clerk(client, again), "[[tool again {}]]")
-    assert ("again", "failed") in await effects(store)
+    await PerdureSession("s", store).run(clerk(client, again), "[[tool again {}]]")
+    assert ("again", "succeeded") in await effects(store)
+    assert len(await other.get_items()) == 2
+
+
+async def test_ids_of_reasoning_can_be_left_out(
+    store: perdure.AsyncStore, client: Any, server: ModelServer, ledger: Ledger
+) -> None:
+    agent = build("plain", client, ledger)
+    own = PerdureSession("s", store)
+    config = RunConfig(reasoning_item_id_policy="omit")
+    await own.run(agent, "[[reason]] Hello.", run_config=config)
+    items = await own.get_items()
+    kinds = [item.get("type", item.get("role")) for item in items]
+    assert kinds == ["user", "reasoning", "message"]
+    assert "id" not in items[1]
+
+
+async def test_a_chat_model_s_items_have_no_ids_and_are_kept_apart(
+    store: perdure.AsyncStore, client: Any, ledger: Ledger
+) -> None:
+    own = PerdureSession("s", store)
+    agent = build("chat", client, ledger)
+    text = '[[tool charge {"amount": 1}]] [[then]] [[tool charge {"amount": 2}]] [[then]] [[say x]]'
+    result = await own.run(agent, text, id="r1")
+    again = await PerdureSession("s", store).run(agent, text, id="r1")
+    assert await own.get_items() == result.to_input_list() == again.to_input_list()
+    kinds = [record.kind async for record in (await seen(store)).records()]
+    assert "messages.replaced" not in kinds
 
 
 async def test_a_recorded_run_can_be_replayed(

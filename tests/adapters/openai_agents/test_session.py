@@ -132,6 +132,23 @@ async def test_other_writers_are_seen_and_none_is_lost(any_store: perdure.AsyncS
     assert len(popped) == len({*popped}) > 0
 
 
+async def test_tasks_that_share_a_session_see_all_items(any_store: perdure.AsyncStore) -> None:
+    own = PerdureSession("s", any_store)
+
+    async def work(name: str) -> None:
+        for number in range(10):
+            await own.add_items([{"role": "user", "content": f"{name}-{number}"}])
+            items = await own.get_items()
+            texts = [item["content"] for item in items]
+            assert len(texts) == len({*texts})
+            assert f"{name}-{number}" in texts
+
+    await asyncio.gather(*(work(f"t{number}") for number in range(6)))
+    items = await own.get_items()
+    assert len(items) == 60
+    assert items == await PerdureSession("s", any_store).get_items()
+
+
 async def test_outputs_are_in_the_order_of_their_calls(store: perdure.AsyncStore) -> None:
     own = PerdureSession("s", store)
     await own.add_items([USER, call(1), call(2), call(3), output(3), output(1)])

@@ -16,6 +16,8 @@ Item = dict[str, Any]
 
 FORMAT = "openai.responses"
 
+NO_ID = "__fake_id__"  # The SDK's id for items of providers that have none.
+
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
 _PLAIN_FIELDS = 2
 _CHAT_FIELDS = frozenset({"tool_calls", "function_call", "tool_call_id", "parts", "name"})
@@ -72,9 +74,14 @@ def is_same_item(item: Item, other: Item) -> bool:
     if item.get("type") != other.get("type") or item.get("role") != other.get("role"):
         return False
     for name in ("call_id", "id"):
-        if name in item and name in other:
-            return bool(item[name] == other[name])
-    return item == other
+        own, others = item.get(name), other.get(name)
+        if own and others and NO_ID not in (own, others):
+            return bool(own == others)
+    return _without_id(item) == _without_id(other)
+
+
+def _without_id(item: Item) -> Item:
+    return {name: value for name, value in item.items() if name != "id"}
 
 
 def cut_items(items: Sequence[Item], limit: int) -> list[Item]:
@@ -121,32 +128,40 @@ class SessionItems:
 
     async def refresh(self) -> None:
         """Apply what was stored since, by any writer."""
-        session, seen = self._session, self._seen
+        session = self._session
         await session.refresh()
-        if seen < 0:
-            await self._load()
-        elif session.position != seen:
-            contents = [record.content async for record in session.records(after=seen, kinds=KINDS)]
+        # Tasks share a session: whatever is read here counts only if no other task applied more.
+        while self._seen != (position := session.position):
+            seen = self._seen
+            if seen < 0:
+                await self._load()
+                continue
+            contents = [
+                record.content
+                async for record in session.records(after=seen, kinds=KINDS)
+                if record.position <= position
+            ]
             messages = [content for content in contents if isinstance(content, Message)]
             if len(messages) < len(contents) or any(
                 content.interrupted or not is_item(content.message) for content in messages
             ):
                 await self._load()
-                return
-            self._add([content.message for content in messages])
-            self._last = 0 if messages else self._last
-        self._seen = session.position
+            elif self._seen == seen:
+                self._add([content.message for content in messages])
+                self._seen, self._last = position, 0 if messages else self._last
 
     async def _load(self) -> None:
         session = self._session
-        messages = await session.messages()
-        self._items, self._deep, self._order, self._last = [], [], {}, 0
-        self._is_converted = not all(map(is_item, messages))
-        if self._is_converted:
+        position, messages = session.position, await session.messages()
+        is_converted = not all(map(is_item, messages))
+        if is_converted:
             messages = await session.messages(format=FORMAT)
-        self.losses = messages.losses
+        if session.position != position:
+            return  # Another task wrote meanwhile: the caller looks again.
+        self._items, self._deep, self._order, self._last = [], [], {}, 0
+        self._is_converted, self.losses = is_converted, messages.losses
         self._add(messages)
-        self._seen = session.position
+        self._seen = position
 
     def _add(self, items: Sequence[Item]) -> None:
         self._items += items
@@ -173,13 +188,14 @@ class SessionItems:
             index -= 1
 
     def appended(self, items: Sequence[Item], position: int, before: int) -> None:
-        """Note items that this handle appended at the end, as the last records of the session.
+        """Note items that this handle appended, if they are the last records of the session.
 
         `before` is the position of the session before that. What was not seen is not skipped.
         """
-        if before == self._seen and not self._is_converted:
+        is_alone = position == before + len(items) == self._session.position
+        if before == self._seen and is_alone and not self._is_converted:
             self._add([copy_data(item, objects=True) for item in items])
-            self._seen, self._last = self._session.position, position
+            self._seen = self._last = position
 
     def popped(self) -> None:
         """Note that the last item was taken back, by the newest record."""

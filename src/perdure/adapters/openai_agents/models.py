@@ -30,7 +30,8 @@ def record_model(model: Any) -> Any:
         if run is None:
             return await get(*args, **options)
         request = _request(args, options)
-        return await run.ask(current_scope.get(), name, request, lambda: get(*args, **options))
+        scope = run.scope_of(current_scope.get(), request["input"])
+        return await run.ask(scope, name, request, lambda: get(*args, **options))
 
     async def stream_response(*args: Any, **options: Any) -> AsyncIterator[Any]:
         run = current_run.get()
@@ -38,7 +39,7 @@ def record_model(model: Any) -> Any:
             events = stream(*args, **options)
         else:
             request = _request(args, options)
-            scope = current_scope.get()
+            scope = run.scope_of(current_scope.get(), request["input"])
             events = run.stream(scope, name, request, lambda: stream(*args, **options))
         async for event in events:
             yield event
@@ -86,9 +87,9 @@ class RecordingHooks(RunHooks):  # type: ignore[misc]
         record_agent(agent)
         await self._pass("on_agent_start", context, agent)
 
-    async def on_llm_start(self, context: Any, agent: Any, *request: Any) -> None:
-        self._run.agent = agent.name
-        await self._pass("on_llm_start", context, agent, *request)
+    async def on_llm_start(self, context: Any, agent: Any, system: Any, input: Any) -> None:
+        self._run.agent, self._run.expected_input = agent.name, input
+        await self._pass("on_llm_start", context, agent, system, input)
 
     async def on_llm_end(self, *args: Any) -> None:
         await self._pass("on_llm_end", *args)

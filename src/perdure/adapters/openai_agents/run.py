@@ -40,6 +40,8 @@ ORIGIN = "openai_agents"  # Origin of the messages of a run.
 
 KEY_MAX = 400  # bytes of a call's key; longer ones are hashed
 
+ASIDE = "aside"  # Scope of requests by the application's own code in a run, such as guardrails.
+
 DIGEST_LENGTH = 32  # hexadecimal digits
 
 _GUARDRAILS = ("InputGuardrailTripwireTriggered", "OutputGuardrailTripwireTriggered")
@@ -61,6 +63,8 @@ class DurableRun:
         self.turn = turn
         self.history: list[Item] | None = None
         """The items before the run, for the SDK's first look at the session."""
+        self.expected_input: Any = None
+        """The input, as an object, of the run's own next request."""
         self.agent = ""
         """The name of the agent that the model speaks for."""
         self.input: Any = None
@@ -82,6 +86,10 @@ class DurableRun:
         self._unconfirmed = [*record.items]  # Items that the SDK has not added to the session yet.
 
     # Models
+
+    def scope_of(self, scope: str, given: Any) -> str:
+        """Return the scope of a request: another than the run's own for what a guardrail asks."""
+        return scope or ("" if given is self.expected_input else ASIDE)
 
     async def ask(
         self, scope: str, model: str, request: Item, get: Callable[[], Awaitable[Any]]
@@ -209,12 +217,10 @@ class DurableRun:
     ) -> Any:
         """Make a call once, or return its recorded outcome, as the model gets it."""
         policy = self._policies.get(name, "unsafe")
-        if scope:
-            return await self._call_nested(name, context, function, policy, scope)
-        tool = self._durable(name, function, policy)
         call = self._calls.get(context.tool_call_id)
-        if call is None:
-            raise UsageError(f"the call of {name!r} is not part of the run's record")
+        if scope or call is None:
+            return await self._call_nested(name, context, function, policy, scope or ASIDE)
+        tool = self._durable(name, function, policy)
         self._running.add(context.tool_call_id)
         [answer] = await self.session.run_tool_calls(call, {name: tool})
         self._running.discard(context.tool_call_id)
@@ -289,10 +295,10 @@ class DurableRun:
 
     def _take(self, item: Item) -> StoredItem | None:
         """Return the stored version of an item, and count it as confirmed."""
-        for index, stored in enumerate(self._unconfirmed):
-            if stored.item == item or is_same_item(stored.item, item):
-                return self._unconfirmed.pop(index)
-        return None
+        indexes = range(len(self._unconfirmed))
+        same = [at for at in indexes if self._unconfirmed[at].item == item]
+        same += [at for at in indexes if is_same_item(self._unconfirmed[at].item, item)]
+        return self._unconfirmed.pop(same[0]) if same else None
 
     async def _find_output(self, item: Item) -> StoredItem | None:
         """Return the output that perdure stored for a call that the SDK cancelled."""

@@ -77,6 +77,8 @@ class RecordingInvoker:
         failures: list[Exception] = []
 
         async def call(**_: Any) -> Any:
+            # What the tool itself runs is no part of the run, but of this one effect.
+            token = current_run.set(None)
             try:
                 return self._output(
                     context, await _resolved(self._raw(context)(context, arguments))
@@ -84,6 +86,8 @@ class RecordingInvoker:
             except Exception as error:
                 failures.append(error)
                 raise
+            finally:
+                current_run.reset(token)
 
         result = await run.call_tool(self._tool.name, context, call, scope=current_scope.get())
         if failures and self._failure_function(context) is None:

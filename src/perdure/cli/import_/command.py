@@ -11,11 +11,14 @@ import click
 import perdure
 from perdure.backends.addresses import path_of
 from perdure.cli.import_.autogen import AgentPair
+from perdure.cli.import_.openai_agents import KIND, read_database
 from perdure.cli.import_.plan import (
     ExistingImport,
     ImportPlan,
     find_existing,
+    plan_database,
     plan_import,
+    require_equal,
     run_import,
 )
 from perdure.cli.import_.view import ImportResult, outcome_json, print_outcome
@@ -39,6 +42,7 @@ Examples:
   perdure import chat_state.json --session claim-4711
   perdure import --dry-run *.json       show what would be imported
   perdure import --autogen chat_state.json --session claim-4711
+  perdure import --openai-agents conversations.db
 
 \b
 A file is a list of messages, JSON lines, or an object with a list under
@@ -50,6 +54,11 @@ again adds nothing.
 With --autogen, a file is the chat history of one agent of a pair. The name in
 each message gives its author; agents used with perdure.adapters.autogen then
 continue the session, each from its own side.
+
+\b
+With --openai-agents, a file is a database of the Agents SDK's SQLiteSession:
+each of its sessions is imported under its own id, read back and compared;
+with --session, only that one. The database is never changed.
 
 \b
 With --json, each line is an object: file, session, state (imported, already,
@@ -80,6 +89,11 @@ element, byte) and leftovers (element, byte, reason).
     metavar="USER ASSISTANT",
     help="With --autogen: names of the agents. [default: those in the file]",
 )
+@click.option(
+    "--openai-agents",
+    is_flag=True,
+    help="Read a database of the OpenAI Agents SDK.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be imported; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 @click.option(
@@ -98,6 +112,7 @@ def import_(  # noqa: PLR0913 - the options of the command
     append: bool,
     autogen: bool,
     between: tuple[str, str] | None,
+    openai_agents: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -111,11 +126,17 @@ def import_(  # noqa: PLR0913 - the options of the command
         raise InvalidCallError(
             "--between names the agents of AutoGen files: give --autogen as well."
         )
-    targets = [session_id or path.stem for path in files]
+    if openai_agents and autogen:
+        raise InvalidCallError("A file is read with --autogen or with --openai-agents, not both.")
+    agents = AgentPair(*between) if between else None
+    plans = (
+        [*_read_databases(files, session_id)]
+        if openai_agents
+        else [*_read_plans(files, session_id, autogen=autogen, agents=agents)]
+    )
+    targets = [file_plan.session for file_plan in plans]
     if len({*targets}) < len(targets) and not append:
         raise InvalidCallError("Several files can go into one session only with --append.")
-    agents = AgentPair(*between) if between else None
-    plans = [*_read_plans(files, targets, autogen=autogen, agents=agents)]
     outcomes = []
     writes = not dry_run and any(file_plan.imported.messages for file_plan in plans)
     with _open_store(address, make=writes) as store:
@@ -145,11 +166,23 @@ def import_(  # noqa: PLR0913 - the options of the command
 
 
 def _read_plans(
-    files: Sequence[Path], targets: Sequence[str], *, autogen: bool, agents: AgentPair | None
+    files: Sequence[Path], session_id: str | None, *, autogen: bool, agents: AgentPair | None
 ) -> Iterator[ImportPlan]:
-    for path, target in zip(files, targets, strict=True):
+    for path in files:
         with _named_errors(path.name):
+            target = session_id or path.stem
             yield plan_import(path.name, _read_file(path), target, autogen=autogen, agents=agents)
+
+
+def _read_databases(files: Sequence[Path], session_id: str | None) -> Iterator[ImportPlan]:
+    for path in files:
+        with _named_errors(path.name):
+            sessions = read_database(path)
+            chosen = [each for each in sessions if session_id in (None, each.id)]
+            if not chosen:
+                missing = f"no session {session_id!r}" if session_id else "no sessions"
+                raise UsageError(f"it has {missing}")
+            yield from plan_database(path.name, chosen)
 
 
 def _read_file(path: Path) -> bytes:
@@ -219,4 +252,6 @@ def _import_file(
     for step in run_import(store, file_plan, existing):
         position, added = step.position, added + step.messages
         progress.done += step.messages
+    if file_plan.kind == KIND:
+        require_equal(store, file_plan)
     return ImportResult(file_plan, "imported", added, position)

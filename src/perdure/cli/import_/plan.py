@@ -5,15 +5,16 @@ finished one adds nothing. Ids are looked up in the whole session, because a ses
 remembers only the last thousand. They are stored: do not change how they are made.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from hashlib import sha256
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from perdure.cli.import_.autogen import CHANNEL, AgentPair, ImportedChat, parse_chat
 from perdure.cli.import_.messages import ImportedMessages, Leftover, parse_file
+from perdure.cli.import_.openai_agents import KIND, SdkSession, is_opaque
 from perdure.core.validation import require_session_id
-from perdure.errors import NotFoundError, UsageError
+from perdure.errors import DamagedError, NotFoundError, UsageError
 from perdure.journal import codec
 from perdure.journal.codec import Codec
 from perdure.journal.records import Message, Record
@@ -38,6 +39,7 @@ class ImportBatch(NamedTuple):
     author: str = ""
     recipient: str = ""
     channel: str = ""
+    opaque: bool = False
 
 
 class ImportPlan(NamedTuple):
@@ -97,6 +99,19 @@ def plan_import(
         batches = [*_split_batches(imported.messages)]
     kind = f"{CHANNEL}-" if autogen else ""
     return ImportPlan(file, session, sha256(data).hexdigest(), imported, batches, kind)
+
+
+def plan_database(file: str, sessions: Sequence[SdkSession]) -> Iterator[ImportPlan]:
+    """Yield a plan for each session of a database of the OpenAI Agents SDK."""
+    for session in sessions:
+        require_session_id(session.id)
+        digest = sha256("\n".join([session.id, *session.rows]).encode("utf-8", "replace"))
+        batches = [
+            ImportBatch(batch.messages, opaque=opaque)
+            for opaque, items in groupby(session.imported.messages, is_opaque)
+            for batch in _split_batches([*items])
+        ]
+        yield ImportPlan(file, session.id, digest.hexdigest(), session.imported, batches, KIND)
 
 
 def _chat_batches(chat: ImportedChat) -> Iterator[ImportBatch]:
@@ -160,7 +175,7 @@ def run_import(
     with store.session(file_plan.session) as session:
         for index, batch in enumerate(file_plan.batches):
             if file_plan.id(index) not in existing.ids:
-                messages, author, recipient, channel = batch
+                messages, author, recipient, channel, opaque = batch
                 session.append(
                     *messages,
                     author=author,
@@ -168,6 +183,7 @@ def run_import(
                     channel=channel,
                     origin=file_plan.origin,
                     id=file_plan.id(index),
+                    opaque=opaque,
                 )
                 yield ImportStep(session.position, len(messages))
         for index, data in enumerate(_note_contents(file_plan)):
@@ -177,6 +193,20 @@ def run_import(
             _import_summary(file_plan), author="perdure import", id=file_plan.id("end")
         )
         yield ImportStep(end, 0)
+
+
+def require_equal(store: Store, file_plan: ImportPlan) -> None:
+    """Read back what was imported, and raise DamagedError unless it equals the file."""
+    with store.resume(file_plan.session) as session:
+        contents = [record.content for record in session.records(kinds=[Message.kind])]
+    stored = [
+        content.message
+        for content in contents
+        if isinstance(content, Message) and content.origin == file_plan.origin
+    ]
+    if stored[-len(file_plan.imported.messages) :] != file_plan.imported.messages:
+        reason = f"what was imported from {safe(file_plan.file)} is not what the file holds"
+        raise DamagedError(file_plan.session, 0, reason)
 
 
 def _note_contents(file_plan: ImportPlan) -> Iterator[dict[str, Any]]:

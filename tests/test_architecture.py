@@ -20,13 +20,13 @@ SOURCE = Path(perdure.__file__).parent
 
 # From the bottom up: a package imports only from rows above its own.
 ORDER = [
-    {"errors", "events", "logging", "private_files", "safe_text"},
+    {"errors", "events", "safe_text"},
     {"backends"},
     {"formats"},
     {"journal"},
     {"core"},
     {"aio", "sync"},
-    {"__init__", "models", "types"},
+    {"__init__", "logging", "models", "types"},
     {"adapters", "cli", "testing", "__main__"},
 ]
 # Packages that share a row and still must not import each other.

@@ -320,12 +320,14 @@ def test_it_is_said_which_commands_have_no_json() -> None:
         assert said_so in (ROOT / page).read_text("utf-8"), page
 
 
-def test_the_index_leads_to_every_page() -> None:
+def test_the_index_and_the_navigation_lead_to_every_page() -> None:
     index = {*links(ROOT / "docs" / "index.md")}
+    navigation = {*re.findall(r"\S+\.md", (ROOT / "mkdocs.yml").read_text("utf-8"))}
     folders = ("tutorials", "how-to", "reference", "explanation")
     pages = {f"{name}/{page.name}" for name in folders for page in (ROOT / "docs" / name).glob("*")}
     assert pages
     assert pages - index == set()
+    assert pages - navigation == set()
 
 
 def test_every_decision_is_dated_and_listed() -> None:

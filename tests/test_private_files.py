@@ -13,8 +13,8 @@ import pytest
 
 import perdure
 import perdure.logging
+from perdure.backends.filesystem import open_private
 from perdure.errors import UsageError
-from perdure.private_files import open_private
 from tests.cli.support import fill, flip, invoke
 from tests.support import said
 

@@ -21,9 +21,9 @@ from typing import Any, TextIO
 
 import msgspec
 
+from perdure.backends.filesystem import open_private
 from perdure.errors import UsageError
 from perdure.events import LOGGER, correlation_id
-from perdure.private_files import open_private
 from perdure.safe_text import safe, safe_json
 
 __all__ = ["CorrelationFilter", "JsonFormatter", "correlation", "correlation_id", "json"]

@@ -1,6 +1,8 @@
-"""Check the file system of a path, and wait for a file's lock: shared by all stores in files.
+"""Check file systems, wait for a file's lock, create private files: shared by all stores in files.
 
-Paths come in; the type of the file system, checks and reasons go out. Nothing is written.
+Paths come in; the type of the file system, checks, reasons and descriptors go out. No content is
+written. New files are for their owner only (0600), because conversations are in them. An existing
+file keeps its mode, so that its owner can share it with `chmod` and `chgrp`.
 """
 
 import os
@@ -55,6 +57,20 @@ def resolve_path(path: str, store: str) -> str:
     if os.path.islink(path) and not os.path.exists(path):  # noqa: PTH110, PTH114 - the path is text
         raise UsageError(f"{store} is a link to nothing: pass the path of the store itself")
     return os.path.realpath(path)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file as the `opener` of Python's `open`; a new one is readable by its owner only.
+
+    A link to a file is followed. A link to nothing is a FileExistsError, if the flags would create
+    a file: another user may have put it there to choose where the content goes.
+    """
+    if flags & os.O_CREAT and not flags & os.O_EXCL:
+        try:
+            return os.open(path, flags & ~os.O_CREAT)
+        except FileNotFoundError:
+            flags |= os.O_EXCL  # This also refuses a link.
+    return os.open(path, flags, 0o600)
 
 
 def mounted_type(path: str, mountinfo: str) -> str:

@@ -73,9 +73,9 @@ Examples:
 
 \b
 With --json, each line is an object: id, messages, position, last_role,
-changed (ISO 8601, UTC), labels, fields, state (live, deleted, damaged, or newer if a
-newer perdure wrote it), damage (null, or why it cannot be read) and holder
-(null, or epoch, who and ttl of the lease). Unknown values are null.
+changed (ISO 8601, UTC), labels, fields, state (live, deleted, damaged, or
+newer if a newer perdure wrote it), damage (null, or why it cannot be read)
+and holder (null, or epoch, who and ttl of the lease). Unknown values are null.
 """
 
 
@@ -92,9 +92,9 @@ class SessionRow(NamedTuple):
     fields: dict[str, Any] | None = None
 
 
-WHERE_HELP = """Only sessions with this value of a field, or one in a range LOW..HIGH, of which
-one may be missing. Numbers, true, false and times with a zone are not texts, unless they are
-quoted: 'zip="12345"'. Repeatable."""
+WHERE_HELP = """Only sessions whose field has this value, or one in the range LOW..HIGH; LOW or
+HIGH may be left out. Numbers, true, false and times with a zone are read as such; quote a text
+that looks like one: 'zip="12345"'. Repeatable."""
 
 
 @click.command(cls=StoreCommand, epilog=EXAMPLES)
@@ -104,7 +104,8 @@ quoted: 'zip="12345"'. Repeatable."""
 @click.option(
     "--order",
     metavar="FIELD",
-    help="Sort by a field; -FIELD: highest first; -changed: as --recent. Others are left out.",
+    help="Sort by a field, -FIELD for the highest first. Sessions without it are left out. "
+    "-changed: as --recent.",
 )
 @click.option("--recent", is_flag=True, help="Sort by last change, newest first.")
 @click.option(

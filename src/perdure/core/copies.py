@@ -50,7 +50,7 @@ def copy_session(source: Replica, name: object) -> Steps[Replica]:
         return target
     copy = _SessionCopy(source, target)
     while not (yield from copy.write()):
-        pass  # Another process continued the same copy: go on from where it is now.
+        pass  # Another process continued the same copy: continue after what it wrote.
     (answer,) = yield from target.write([copy.plan_end()])
     if isinstance(answer, PerdureError):
         raise answer

@@ -133,7 +133,7 @@ class Replica:
         self.rollbacks = 0
         """How often the caller accepted another history; what is computed from one is void then."""
         self.unfinished = False
-        """Whether it is a copy that is not whole yet (`core.copies`), which nobody may use."""
+        """Whether it is a copy that is not whole yet (`core.copies`), and so cannot be used."""
         self._batches = BatchAssembler(name)
 
     def new_id(self) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import apsw
 
-from perdure.backends.filesystem import STOPPED_WRITER_HINT
+from perdure.backends.filesystem import STOPPED_WRITER_HINT, open_private
 from perdure.backends.fork_safety import fork_safe_lock
 from perdure.backends.guarantees import Acceptance, Check, Guarantees
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
@@ -28,7 +28,6 @@ from perdure.errors import (
     UsageError,
     VersionError,
 )
-from perdure.private_files import open_private
 
 T = TypeVar("T")
 

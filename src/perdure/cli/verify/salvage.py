@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from perdure.backends.filesystem import open_private
 from perdure.backends.protocol import HALF_COPIED, Head
 from perdure.cli.rendering import damage_json, record_json
 from perdure.cli.salvage import rebuilt
@@ -17,7 +18,6 @@ from perdure.errors import (
     NotFoundError,
     VersionError,
 )
-from perdure.private_files import open_private
 from perdure.sync.store import Store
 from perdure.sync.verify import list_heads
 

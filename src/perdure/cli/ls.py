@@ -75,7 +75,8 @@ Examples:
 With --json, each line is an object: id, messages, position, last_role,
 changed (ISO 8601, UTC), labels, fields, state (live, deleted, damaged, or
 newer if a newer perdure wrote it), damage (null, or why it cannot be read)
-and holder (null, or epoch, who and ttl of the lease). Unknown values are null.
+and holder (null, or epoch, who and ttl of the lease). What is not known is
+null.
 """
 
 

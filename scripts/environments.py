@@ -84,6 +84,7 @@ ENVIRONMENTS = [
     Environment("autogen-0.2", "autogen", (3, 13), NO_WHEELS, "two_agents_async or test_persist"),
     Environment("agentchat", "agentchat"),
     Environment("openai-agents", "openai_agents"),
+    Environment("langgraph", "langgraph"),
 ]
 
 

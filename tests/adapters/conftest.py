@@ -2,6 +2,11 @@
 
 from importlib.util import find_spec
 
-NEEDS = {"autogen": "autogen", "agentchat": "autogen_agentchat", "openai_agents": "agents"}
+NEEDS = {
+    "autogen": "autogen",
+    "agentchat": "autogen_agentchat",
+    "langgraph": "langgraph",
+    "openai_agents": "agents",
+}
 
 collect_ignore = [folder for folder, module in NEEDS.items() if find_spec(module) is None]

@@ -30,9 +30,10 @@ from perdure.formats.parts import (
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 
 # Fields of answers that requests do not accept, dropped silently: hints, metrics, parsed copies.
+# `langchain` has the ids and metadata of LangChain's messages (adapters/langgraph).
 IGNORED_FIELDS = frozenset(
-    {"annotations", "cache_control", "created_by", "logprobs", "parsed", "parsed_arguments"}
-    | {"parsed_output", "prompt_cache_breakpoint", "provider_data"}
+    {"annotations", "cache_control", "created_by", "langchain", "logprobs", "parsed"}
+    | {"parsed_arguments", "parsed_output", "prompt_cache_breakpoint", "provider_data"}
 )
 
 WRAPPER_KEY = "input"  # The key that wraps a text where a format requires an object.

@@ -369,9 +369,9 @@ class AgentLimitError(PerdureError):
         self.value = value
 
     def __str__(self) -> str:
-        where = f"the agent stopped in turn {self.turn!r} of {self.session!r}"
+        where = f"the agent stopped in turn {self.turn!r} of session {self.session!r}"
         hint = "run the turn again with a higher limit to continue it, or abandon it"
-        return f"{where}, {self.limit}={self.value} is reached: {hint}"
+        return f"{where} at its limit {self.limit}={self.value}: {hint}"
 
 
 class ApprovalPendingError(PerdureError):

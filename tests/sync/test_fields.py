@@ -215,7 +215,7 @@ QUESTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an order of a wrong type": ({"order": 3}, "order must be str"),
     "two orders": ({"order": "a", "recent": True}, "leave one of them out"),
     "after a session without it": ({"order": "a", "after": "s"}, "has no field 'a'"),
-    "after a change": ({"order": "-changed", "after": "s"}, "`after` is an id"),
+    "after a change": ({"order": "-changed", "after": "s"}, "use a higher limit="),
     "a limit below 0": ({"limit": -1}, "0 or more"),
 }
 

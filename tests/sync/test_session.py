@@ -439,7 +439,7 @@ def test_a_branch_needs_a_name_of_its_own(session: perdure.Session) -> None:
     session.append(said("a"))
     session.branch("taken")
     for name in ("taken", "claim-4711"):
-        with pytest.raises(UsageError, match="choose another name"):
+        with pytest.raises(UsageError, match="choose another id"):
             session.branch(name)
     assert session.verify().position == session.position
 

@@ -1,4 +1,4 @@
-"""What the framework adapters share about tools: declared policies, and names of arguments."""
+"""Declared policies of tools, and names of their arguments: shared by the framework adapters."""
 
 import inspect
 import keyword

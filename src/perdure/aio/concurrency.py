@@ -82,7 +82,7 @@ async def close_source(source: object) -> None:
 
 
 async def shielded(write: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Await a write to its end, even if the caller is cancelled meanwhile."""
+    """Await a write to its end, even if the caller is canceled meanwhile."""
     writing = asyncio.ensure_future(write(*args))
     try:
         return await asyncio.shield(writing)
@@ -203,11 +203,11 @@ class AsyncBackground:
         return task
 
     async def finish(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Await work. If the caller is cancelled, the work continues in the background."""
+        """Await work. If the caller is canceled, the work continues in the background."""
         await asyncio.shield(self.start(work, *args))
 
     def clean_up(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Start work after an error: a cancelled caller must not wait for it."""
+        """Start work after an error: a canceled caller must not wait for it."""
         self.start(work, *args)
 
     async def join(self) -> None:
@@ -269,7 +269,7 @@ class AsyncRepeater:
                 self.task.cancel()
 
     async def join(self) -> None:
-        """Return at once: a cancelled task needs no wait."""
+        """Return at once: a canceled task needs no wait."""
 
 
 async def within(seconds: float, function: Callable[[], Coroutine[Any, Any, T]], *, name: str) -> T:

@@ -2,7 +2,7 @@
 
 In: plans of one session, or appends of many. Out: a future per item.
 
-A write continues whether or not its caller still waits, so a cancelled caller leaves the other
+A write continues whether or not its caller still waits, so a canceled caller leaves the other
 callers and the session in a known state. This needs no task per write: the callback that delivers a
 reply also runs the steps up to their next request. One task sends the appends of all sessions;
 after a commit that failed because of one stream, each append is retried in a task of its own
@@ -122,7 +122,7 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
         self._is_watched = False
 
     def submit(self, item: ItemT) -> asyncio.Future[ResultT]:
-        """Return a future of an item's result. If cancelled, the item may still be processed."""
+        """Return a future of an item's result. If canceled, the item may still be processed."""
         # A future instead of a coroutine: one object less to create and resume in every write.
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         try:
@@ -172,7 +172,7 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
     def _abandon(self) -> None:
         """Abandon what was in flight in a loop that has ended: no reply can arrive any more.
 
-        Steps are cancelled, so that their session has a write in doubt. Futures ended with the
+        Steps are canceled, so that their session has a write in doubt. Futures ended with the
         loop.
         """
         pending = [*self._dispatcher.waiting_items(), *(self._in_flight or ()), *self._queue]
@@ -384,7 +384,7 @@ def plan_batcher(driver: "AsyncDriver", replica: Replica) -> AsyncBatcher[Plan[A
 
 
 def start_steps(driver: "AsyncDriver", steps: Steps[Any], batcher: AsyncBatcher[Any, Any]) -> None:
-    """Run steps, even if all callers are cancelled; pass their result or error to a batcher."""
+    """Run steps, even if all callers are canceled; pass their result or error to a batcher."""
     batcher.process = runner = StepRunner(driver, steps, batcher)
     runner.set_result(None)
 
@@ -413,7 +413,7 @@ class StepRunner(StepWaiter):
         return self._batcher.is_abandoned
 
     def done(self) -> bool:
-        return self._ended  # Unlike a future, steps are not cancelled by their callers.
+        return self._ended  # Unlike a future, steps are not canceled by their callers.
 
     def cancel(self) -> None:
         self.set_exception(asyncio.CancelledError())

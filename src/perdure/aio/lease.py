@@ -165,7 +165,7 @@ class AsyncLease:
             return
         self._renewing.stop()
         if holding.here():
-            # To its end: otherwise a cancelled caller would make others wait for the whole ttl.
+            # To its end: otherwise a canceled caller would make others wait for the whole ttl.
             await self._handle.background.finish(self._release, holding)
             await self._renewing.join()
 

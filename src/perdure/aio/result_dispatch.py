@@ -114,7 +114,7 @@ class ResultDispatcher:
         self._dispatch_rest()
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
-        # If it was cancelled before its first step, its own handler never ran.
+        # If it was canceled before its first step, its own handler never ran.
         self._task = None
         if task.cancelled():
             self._dispatch_rest()

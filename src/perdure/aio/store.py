@@ -141,7 +141,9 @@ class AsyncStore:
         """
         query = fields.parse_query(labels, where, order, recent=recent)
         if query.recent and after:
-            raise UsageError("`after` is an id, so it cannot be combined with the last change")
+            raise UsageError(
+                "`after` cannot continue the order by last change: use a higher limit= instead"
+            )
         lifecycle.require_filter(prefix, after, query.labels, limit)
         self._require_live("read")
         if limit == 0:

@@ -65,7 +65,7 @@ class AsyncTurn:
 
     @property
     def state(self) -> str:
-        """What this object knows of the turn.
+        """The state of the turn, as far as this object knows it.
 
         `new`: it was not entered yet; `session.find_turn` knows earlier turns. `open`: it runs in
         this handle. `interrupted`: it has begun and not ended, and another handle runs it, or none.

@@ -118,7 +118,7 @@ def _open_stores(
 def _rebuilt(source: str, target: str) -> AbstractContextManager[Backend]:
     path = sqlite_path(source)
     if path is None:
-        raise InvalidCallError("--salvage reads the pages of a SQLite file: FROM is none.")
+        raise InvalidCallError("--salvage reads the pages of a SQLite file: FROM is not one.")
     return rebuilt(path, path_of(target))
 
 

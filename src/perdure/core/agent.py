@@ -13,7 +13,7 @@ MAX_STEPS = 32  # model calls; an agent that needs more than this usually repeat
 
 
 class Progress(NamedTuple):
-    """How far a turn is: the replies of the model, and its tool calls."""
+    """The progress of a turn: the replies of the model, and its tool calls."""
 
     replies: int
     calls: int

@@ -60,7 +60,7 @@ class CompactResult(NamedTuple):
 
 
 class CompactRequest(NamedTuple):
-    """How much to keep: the newest messages, or everything from a position on."""
+    """The part to keep: the newest messages, or everything from a position on."""
 
     keep: int | None = None
     before: int | None = None
@@ -76,7 +76,7 @@ class CompactRequest(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Where a session is cut, and what has to outlast the records before."""
+    """The place where a session is cut, and what has to outlast the records before it."""
 
     first: int
     """The first position that is kept; the present one if there is nothing to drop."""
@@ -92,7 +92,7 @@ class Cut(NamedTuple):
 
 
 class _Survey:
-    """What a compaction has to know of the records that it may drop, added in order."""
+    """The facts that a compaction needs of the records that it may drop, added in order."""
 
     def __init__(self, base: SessionState | None, final: SessionState) -> None:
         self._state = base or SessionState()

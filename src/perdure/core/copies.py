@@ -122,7 +122,7 @@ class _SessionCopy:
             if (was.id, was.time) == (now.id, now.time):
                 return
         reason = f"session {name!r} is an unfinished copy of another session or of a later view"
-        raise UsageError(f"{reason}: choose another name, or call store.delete({name!r})")
+        raise UsageError(f"{reason}: choose another id, or call store.delete({name!r})")
 
     def _add(self, linked: VerifiedEntry) -> Steps[None]:
         """Add the next record of the source."""
@@ -188,7 +188,7 @@ class _SessionCopy:
 
         def make(batch: RecordBatch) -> Steps[int]:
             if batch.position != self._last:
-                raise UsageError(f"session {target.name!r} exists: choose another name")
+                raise UsageError(f"session {target.name!r} exists: choose another id")
             for plan in abandon:
                 yield from plan.execute(batch)
             return batch.add_content(record_id, content)

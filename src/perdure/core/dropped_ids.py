@@ -37,7 +37,7 @@ _COUNT_MAX = (1 << 8 * _COUNT_BYTES) - 1  # records; more fit into no batch
 
 
 class DroppedRecord(Content, frozen=True, kw_only=True):
-    """What is left of a record that was compacted. It is never stored."""
+    """The remains of a record that was compacted. They are never stored as a record."""
 
     kind: ClassVar[str] = "dropped"
 

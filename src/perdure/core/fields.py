@@ -104,7 +104,9 @@ def _parse_where(where: Where) -> tuple[dict[str, str], FieldOrder | None]:
         else:
             equal[field] = encode_value(value, what)
     if len(ranges) > 1:
-        raise UsageError("one field can have a range, which is the order: filter by the other ones")
+        raise UsageError(
+            "only one field can have a range: compare the others in the sessions that are listed"
+        )
     return equal, ranges[0] if ranges else None
 
 
@@ -123,10 +125,10 @@ def _parse_range(field: str, ends: tuple[Any, ...]) -> FieldOrder:
     low, high = [None if end is None else encode_value(end, what) for end in ends]
     kinds = {text[0] for text in (low, high) if text is not None}
     if len(kinds) > 1:
-        raise UsageError(f"{what} must have two ends of one type")
+        raise UsageError(f"{what} must have two ends of one type, such as two numbers")
     (kind,) = kinds
     if kind == BOOL:
-        raise UsageError(f"{what} has bools: give the one value that it shall have")
+        raise UsageError(f"{what} has bools: give the one value to find")
     # The highest value is part of the range: its text and a NUL is the first text behind it.
     end = chr(ord(kind) + 1) if high is None else high + "\0"
     return FieldOrder(field, low or kind, end)

@@ -215,7 +215,7 @@ def require_free(name: str, *, is_copy: bool = False) -> Steps[None]:
         reason = "is an unfinished copy"
     elif DELETED in head.labels:
         reason = f"was deleted, and its name cannot be used for a {'copy' if is_copy else 'branch'}"
-    raise UsageError(f"session {name!r} {reason}: choose another name")
+    raise UsageError(f"session {name!r} {reason}: choose another id")
 
 
 def _as_complete(kept: BranchKept) -> BranchKept:
@@ -248,7 +248,7 @@ def _store_first_entry(
     outcome = yield from requests.commit(first)
     if outcome.status != "stored":
         yield from _write_plan(owner, _plan_release(owner, keep))
-        raise UsageError(f"session {stream.session!r} exists: choose another name")
+        raise UsageError(f"session {stream.session!r} exists: choose another id")
 
 
 def _link_one(

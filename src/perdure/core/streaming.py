@@ -54,7 +54,8 @@ class AnswerRecorder:
             self._collector.add(chunk)
         except (TypeError, AttributeError, LookupError, RecursionError) as error:
             reason = f"a {type(chunk).__qualname__} is not a chunk"
-            raise UsageError(f"{reason} ({type(error).__qualname__})") from error
+            hint = "pass the chunks as the client yields them"
+            raise UsageError(f"{reason} ({type(error).__qualname__}): {hint}") from error
 
     @property
     def messages(self) -> list[IncomingMessage]:

@@ -51,7 +51,7 @@ class TurnSpan(NamedTuple):
 
 
 class TurnPlace(NamedTuple):
-    """Where a turn is in the history. `end` is the position of its end, 0 while it is open."""
+    """The place of a turn in the history. `end` is the position of its end, 0 while it is open."""
 
     turn: str
     begun: int
@@ -323,7 +323,7 @@ def _read_facts(batch: RecordBatch, place: TurnPlace) -> Steps["_TurnFacts"]:
 
 
 class _TurnFacts:
-    """What the state held of a turn, computed from the records of its newest span."""
+    """The facts that the state held of a turn, computed from the records of its newest span."""
 
     def __init__(self) -> None:
         self.correlation_id = ""

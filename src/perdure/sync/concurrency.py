@@ -178,7 +178,7 @@ class Background:
         return future
 
     def finish(self, work: Callable[..., None], *args: Any) -> None:
-        """Do work now: a thread cannot be cancelled."""
+        """Do work now: a thread cannot be canceled."""
         work(*args)
 
     def clean_up(self, work: Callable[..., None], *args: Any) -> None:

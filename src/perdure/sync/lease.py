@@ -166,7 +166,7 @@ class Lease:
             return
         self._renewing.stop()
         if holding.here():
-            # To its end: otherwise a cancelled caller would make others wait for the whole ttl.
+            # To its end: otherwise a canceled caller would make others wait for the whole ttl.
             self._handle.background.finish(self._release, holding)
             self._renewing.join()
 

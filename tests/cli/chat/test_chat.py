@@ -412,7 +412,7 @@ def test_branch_goes_on_beside_the_session(path: Path, server: ModelServer) -> N
     assert [text for _, text in messages(path, "s1")][1::2] == ["One."]
     assert [text for _, text in messages(path, "other")][1::2] == ["One.", "Two."]
     assert "A branch needs a name: /branch NAME\n" in done.stderr
-    assert "session 's1' exists: choose another name\n" in done.stderr.lower()
+    assert "session 's1' exists: choose another id\n" in done.stderr.lower()
 
 
 def test_a_summary_stands_for_older_turns(path: Path, server: ModelServer) -> None:

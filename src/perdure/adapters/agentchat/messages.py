@@ -139,7 +139,9 @@ class MessageLoader:
             return message_class.load(item)
         except ValueError as error:  # pydantic's ValidationError is a ValueError.
             reason = f"{self._session!r} holds a {item['type']} that does not fit the class"
-            raise UsageError(f"{reason}: use the class of before, or another session") from error
+            raise UsageError(
+                f"{reason}: use the class that stored it, or another session"
+            ) from error
 
     def require(self, outcome: Mapping[str, Any]) -> None:
         """Raise UsageError if a recorded outcome has messages that cannot be loaded."""

@@ -187,7 +187,7 @@ class SessionItems:
             deep[index - 1 : index + 1] = deep[index], deep[index - 1]
             index -= 1
 
-    def appended(self, items: Sequence[Item], position: int, before: int) -> None:
+    def note_appended(self, items: Sequence[Item], position: int, before: int) -> None:
         """Note items that this handle appended, if they are the last records of the session.
 
         `before` is the position of the session before that. What was not seen is not skipped.
@@ -197,7 +197,7 @@ class SessionItems:
             self._add([copy_data(item, objects=True) for item in items])
             self._seen = self._last = position
 
-    def popped(self) -> None:
+    def note_popped(self) -> None:
         """Note that the last item was taken back, by the newest record."""
         if self._seen == self._session.position - 1 and not self._is_converted:
             self._items.pop()

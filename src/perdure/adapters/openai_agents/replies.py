@@ -142,7 +142,7 @@ class StoredItem(NamedTuple):
 
 
 class RunRecord(NamedTuple):
-    """What is stored of a run: its input, its responses in order, and all of its items."""
+    """The record of a run: its input, its responses in order, and all of its items."""
 
     inputs: list[Item]
     responses: list[StoredResponse]

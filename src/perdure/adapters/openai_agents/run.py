@@ -233,7 +233,7 @@ class DurableRun:
         return self._outputs.get(call_id)
 
     async def store_output(self, item: Item) -> None:
-        """Store the output of an agent that is a tool, of whose calls the record is made."""
+        """Store the output of a tool that is an agent: only the calls of that agent are effects."""
         position = await self.turn.append(item, origin=ORIGIN)
         self._unconfirmed.append(StoredItem(item, position))
 
@@ -301,7 +301,7 @@ class DurableRun:
         return self._unconfirmed.pop(same[0]) if same else None
 
     async def _find_output(self, item: Item) -> StoredItem | None:
-        """Return the output that perdure stored for a call that the SDK cancelled."""
+        """Return the output that perdure stored for a call that the SDK canceled."""
         if "output" in item and item.get("call_id") in self._running:
             self._running.discard(item["call_id"])
             async for record in self.session.records(kinds=[Message.kind], reverse=True):
@@ -320,12 +320,12 @@ class DurableRun:
         async for record in self.session.records(kinds=[Message.kind], reverse=True):
             if isinstance(record.content, Message) and record.content.message == item:
                 return record.position
-        raise UsageError("an item of the run is not part of its record")
+        raise UsageError("an item of the run was taken back meanwhile: run the input again")
 
     # The end
 
-    def decided(self, result: Any) -> Any:
-        """Return the state to continue with, if the run waits for what is decided already."""
+    def decided_state(self, result: Any) -> Any:
+        """Return the state to continue with, if all decisions that the run needs are recorded."""
         if not result.interruptions or self.decisions is None:
             return None
         return self.decisions.apply(result)

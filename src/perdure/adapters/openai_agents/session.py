@@ -93,7 +93,7 @@ class PerdureSession:
 
     @property
     def losses(self) -> tuple[Any, ...]:
-        """What the items lack of messages that another framework stored, as of the last read."""
+        """Content of other frameworks' messages that items cannot express, as of the last read."""
         return self._items.losses if self._items else ()
 
     async def open(self) -> AsyncSession:
@@ -103,7 +103,7 @@ class PerdureSession:
             self._session = await self._store.session(self.session_id)
         return self._session
 
-    async def _loaded(self) -> tuple[AsyncSession, SessionItems]:
+    async def _load(self) -> tuple[AsyncSession, SessionItems]:
         """Return the session and its items, with everything that any writer stored."""
         session = await self.open()
         if self._items is None:
@@ -122,7 +122,7 @@ class PerdureSession:
         if run is not None and run.history is not None:
             history, run.history = run.history, None
             return history if limit is None else cut_items(history, limit)
-        _, items = await self._loaded()
+        _, items = await self._load()
         return items.copy(limit)
 
     async def add_items(self, items: list[Item]) -> None:
@@ -146,12 +146,12 @@ class PerdureSession:
                 continue
             break
         if self._items is not None:
-            self._items.appended(items, position, before)
+            self._items.note_appended(items, position, before)
 
     async def pop_item(self) -> Item | None:
         """Take back the newest item and return it; None if there is none. Its record stays."""
         while True:
-            session, items = await self._loaded()
+            session, items = await self._load()
             last = items.last()
             if last is None:
                 return None
@@ -159,13 +159,13 @@ class PerdureSession:
                 await session.retract(await items.last_position(), reason="pop_item")
             except ConflictError:
                 continue
-            items.popped()
+            items.note_popped()
             return last
 
     async def clear_session(self) -> None:
         """Take back all items. Their records stay: `store.delete(id)` removes them."""
         while True:
-            session, items = await self._loaded()
+            session, items = await self._load()
             if not len(items):
                 return
             try:
@@ -184,7 +184,7 @@ class PerdureSession:
         """
         if prune_prefix is not None:
             return None
-        _, items = await self._loaded()
+        _, items = await self._load()
         start, found = max(len(items) - limit, 0), items.copy()
 
         async def replace_suffix(index: int, output: list[Item]) -> bool:
@@ -194,12 +194,12 @@ class PerdureSession:
 
     async def _atomic_replace_items(self, items: list[Item]) -> bool:
         """Replace all items in one commit. Called by a compacting session."""
-        _, current = await self._loaded()
+        _, current = await self._load()
         return await self._replace_from(current.copy(), 0, items)
 
     async def _replace_from(self, found: list[Item], index: int, output: list[Item]) -> bool:
         """Put items in the place of those from an index on; False if they are not as found."""
-        session, items = await self._loaded()
+        session, items = await self._load()
         stored = await items.stored()
         end, old = stored[index:], found[index:]
         if not end or items.copy() != found or not all(item.item in old for item in end):
@@ -238,7 +238,7 @@ class PerdureSession:
         try:
             session = through or self
             result = await Runner.run(agent, run.input, session=session, **run.options)
-            while (state := run.decided(result)) is not None:
+            while (state := run.decided_state(result)) is not None:
                 result = await Runner.run(agent, state, session=session, **run.options)
         except BaseException as error:
             await self._leave(run, error)
@@ -293,7 +293,7 @@ class PerdureSession:
         try:
             async for event in stream():
                 yield event
-            while (state := run.decided(result)) is not None:
+            while (state := run.decided_state(result)) is not None:
                 following = proceed(state)
                 async for event in following.stream_events():
                     yield event
@@ -318,7 +318,8 @@ class PerdureSession:
             return agent
         agents = _reachable(agent, {})
         if name not in agents:
-            raise UsageError(f"session {session.id!r} is with agent {name!r}, who is not reachable")
+            reason = f"agent {name!r} spoke last in session {session.id!r}"
+            raise UsageError(f"{reason}: pass it, or an agent that leads to it by handoffs")
         return agents[name]
 
     async def interrupted(self) -> list[Item] | None:
@@ -346,7 +347,8 @@ class PerdureSession:
         """Begin a run, or continue one; return it with its turn entered."""
         session = await self.open()
         if self._run() is not None:
-            raise UsageError(f"a run of session {session.id!r} is in progress in this task")
+            reason = f"a run of session {session.id!r} is in progress in this task"
+            raise UsageError(f"{reason}: use another session inside of it")
         record_agent(agent)
         lease = None
         if self._lease is not None:
@@ -363,7 +365,7 @@ class PerdureSession:
     async def _enter(
         self, input: Any, id: str | None, options: dict[str, Any], lease: Any
     ) -> DurableRun:
-        session, _ = await self._loaded()
+        session, _ = await self._load()
         answered, turn, given = 0, None, None
         if isinstance(input, RunState):
             turn, answered = await find_waiting_run(session, _open_runs(session), input)
@@ -391,7 +393,7 @@ class PerdureSession:
 
         If the run has ended, those before it.
         """
-        session, items = await self._loaded()
+        session, items = await self._load()
         history: list[Item] = items.copy()
         if self._max_tokens is not None:
             history = await session.messages(format=FORMAT, max_tokens=self._max_tokens)

@@ -95,7 +95,7 @@ class RecordingInvoker:
         return result
 
     async def _run_agent(self, run: "DurableRun", context: Any, arguments: str) -> Any:
-        """Run a tool that is an agent: its own calls are effects, and it is none."""
+        """Run a tool that is an agent: the calls of that agent are effects, and the tool is not."""
         before = current_scope.get()
         recorded = None if before else run.recorded_output(context.tool_call_id)
         if recorded is not None:

@@ -52,7 +52,9 @@ def require_time(value: datetime, what: str) -> datetime:
     try:
         return value.astimezone(UTC)
     except OverflowError as error:
-        raise UsageError(f"{what} is a datetime that UTC cannot express") from error
+        raise UsageError(
+            f"{what} is a datetime that UTC cannot express: use one of the years 1 to 9999"
+        ) from error
 
 
 def encode_stored(value: Any, name: str) -> str:
@@ -71,7 +73,7 @@ def _encode_number(value: float, what: str) -> str:
         raise UsageError(f"{what} is an integer beyond {INTEGER_MAX}: store it as a text")
     number = float(value) + 0.0  # Turns -0.0 into 0.0.
     if number - number != 0.0:
-        raise UsageError(f"{what} is not a finite number: it has no place in an order")
+        raise UsageError(f"{what} is not a finite number and cannot be sorted: leave the field out")
     (bits,) = struct.unpack(">Q", struct.pack(">d", number))
     # Doubles sort as integers do, once the sign is inverted, and all bits of negative ones.
     return f"{bits ^ (2 * _SIGN - 1) if bits & _SIGN else bits | _SIGN:016x}"

@@ -47,7 +47,8 @@ class AnthropicCollector:
         """Add an event, as an object or a dict."""
         kind = field_of(event, "type")
         if not isinstance(kind, str):
-            raise UsageError(f"a {type(event).__qualname__} is not an event of a message")
+            reason = f"a {type(event).__qualname__} is not an event of a message"
+            raise UsageError(f"{reason}: pass the events as the client yields them")
         if kind not in _EVENTS:
             return
         data = _require_fields(kind, event)

@@ -32,7 +32,8 @@ class ChatCollector:
         if data is None:
             return
         if not _is_chunk(data):
-            raise UsageError(f"a {type(chunk).__qualname__} is not a chunk of a chat completion")
+            reason = f"a {type(chunk).__qualname__} is not a chunk of a chat completion"
+            raise UsageError(f"{reason}: pass the chunks as the client yields them")
         for choice in data["choices"] or ():
             if not isinstance(choice.get("index") or 0, int):
                 raise UsageError("the index of a choice is not a number", "$.choices")

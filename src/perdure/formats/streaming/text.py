@@ -23,7 +23,9 @@ class TextCollector:
     def add(self, text: object) -> None:
         """Add a text."""
         if not isinstance(text, str):
-            raise UsageError(f"a {type(text).__qualname__} is not a text, as the chunks before it")
+            raise UsageError(
+                f"a {type(text).__qualname__} is not a text as the chunks before: yield texts only"
+            )
         self._texts.append(require_unicode(text))
 
     def piece(self) -> dict[str, Any] | None:

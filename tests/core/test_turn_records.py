@@ -197,6 +197,26 @@ def test_a_retracted_message_is_neither_a_message_nor_the_answer_of_its_turn(
     assert turn.messages() == [said("go"), said("first", "assistant")]
 
 
+def test_records_behind_the_end_of_a_turn_in_its_append_hide_none_of_it(
+    session: perdure.Session, reopened: Callable[[], perdure.Session]
+) -> None:
+    for number in range(80):  # A snapshot follows the end of one of them.
+        batch_id = None if number else "its record is the last one"
+        with session.turn(f"q{number}", id=f"r{number}") as turn, turn.batch(id=batch_id) as batch:
+            batch.append(said("done", "assistant"))
+            batch.complete()
+    kinds = ["turn.begun", "message", "message", "turn.completed"]
+    for number in range(80):
+        turn = reopened().find_turn(f"r{number}")
+        assert turn.messages() == [said(f"q{number}"), said("done", "assistant")]
+        assert [record.kind for record in turn.records()] == kinds
+    end = next(session.records(kinds=["turn.completed"])).position
+    branch = session.branch("cut within an append", at=end)
+    assert [message["content"] for message in branch.find_turn("r0").messages()] == ["q0", "done"]
+    branch.append(said("more"))
+    assert len(branch.find_turn("r0").messages()) == 2
+
+
 @pytest.mark.parametrize("id", ["r1", None])
 def test_a_torn_batch_is_no_part_of_a_turn(backend: MemoryBackend, id: str | None) -> None:
     turn = perdure.open(backend).session("s").turn("go", id=id)

@@ -241,11 +241,12 @@ class AsyncTurn:
         """Yield the records of this turn, in order: its messages, calls, beginnings and ends."""
         self._require_begun()
         replica = self._handle.replica
-        for past, first in await self._handle.run(turn_records.read_parts(replica, self.id)):
-            reader = RecordReader(past, replica.settings, RecordFilter(first - 1))
+        for past, span in await self._handle.run(turn_records.read_parts(replica, self.id)):
+            reader = RecordReader(past, replica.settings, RecordFilter(span.first - 1))
             while (page := await self._handle.run(reader.page())) is not None:
                 for record in page:
-                    if turn_records.is_record_of(self.id, record.id, record.content):
+                    is_own = turn_records.is_record_of(self.id, record.id, record.content)
+                    if is_own and record.position <= span.last:
                         yield record
 
     async def answer(self) -> dict[str, Any] | None:

@@ -159,13 +159,14 @@ def read_turn(batch: RecordBatch, place: TurnPlace) -> Steps[list[TurnRecord]]:
 
 def _read_span(batch: RecordBatch, turn: str, span: TurnSpan) -> Steps[list[TurnRecord]]:
     records: list[TurnRecord] = []
-    past = yield from _until(batch, span.last)
+    past = yield from _through(batch, span.last)
     if span.first <= past.tip.position:
         forward = ForwardReader(past, after=span.first - 1)
         while (page := (yield from forward.page())) is not None:
             for linked in page:
-                content = chain.decode_content(batch.name, linked, past.cipher)
-                records.append(TurnRecord(linked.entry.position, linked.header.id, content))
+                if linked.entry.position <= span.last:
+                    content = chain.decode_content(batch.name, linked, past.cipher)
+                    records.append(TurnRecord(linked.entry.position, linked.header.id, content))
     # Records of the same append, such as the failure of a turn that another thread tries again.
     for number, draft in enumerate(batch.pending, start=batch.tip.position + 1):
         if span.first <= number <= span.last:
@@ -179,16 +180,17 @@ def _read_span(batch: RecordBatch, turn: str, span: TurnSpan) -> Steps[list[Turn
     ]
 
 
-def read_parts(replica: Replica, turn: str) -> Steps[list[tuple[History, int]]]:
-    """Return the parts of the history in which a turn was open, in order, and where each begins.
+def read_parts(replica: Replica, turn: str) -> Steps[list[tuple[History, TurnSpan]]]:
+    """Return the spans in which a turn was open, in order, each with a history that has it whole.
 
     Others may have written there too: `is_record_of` tells whose a record is.
     """
     batch = replica.new_batch()
     place = yield from find_turn(batch, turn)
     parts = []
-    for first, last in (yield from _spans(batch, place)) if place else ():
-        parts.append(((yield from _until(batch, last)), first))
+    for span in (yield from _spans(batch, place)) if place else ():
+        past = yield from _through(batch, span.last)
+        parts.append((past, span))
     return parts[::-1]
 
 
@@ -198,10 +200,24 @@ def is_record_of(turn: str, record_id: str, content: Content) -> bool:
 
 
 def _until(batch: RecordBatch, last: int) -> Steps[History]:
-    """Return the stored history up to a position."""
+    """Return the stored history up to a position, to read it backward."""
     if last >= batch.tip.position:
         return batch.past
     return batch.past.until((yield from reader.read_entry(batch.past, last)).tip)
+
+
+def _through(batch: RecordBatch, last: int) -> Steps[History]:
+    """Return the stored history up to the end of the append that has a position.
+
+    A snapshot or another thread's record may follow the end of a turn in its append. Read forward,
+    a history that ends before them would leave the whole append out, as a torn one.
+    """
+    if last >= batch.tip.position:
+        return batch.past
+    linked = yield from reader.read_entry(batch.past, last)
+    # The shared history of a branch may end within an append: then its own first entry ends it.
+    end = min(last + linked.header.remaining, batch.past.segment(last).high + 1)
+    return (yield from _until(batch, end))
 
 
 def read_effects(replica: Replica, turn: str) -> Steps[EffectsState]:

@@ -226,7 +226,8 @@ def test_a_class_name_is_used_once() -> None:
 
 def test_importing_perdure_brings_little() -> None:
     code = (
-        "import sys, perdure; perdure.open('memory:').session('s').append({'role': 'user'});"
+        "import sys, perdure; session = perdure.open('memory:').session('s');"
+        "session.append({'role': 'user', 'content': ''});"
         "print(*{name.split('.')[0] for name in sys.modules})"
     )
     found = subprocess.run(

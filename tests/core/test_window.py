@@ -15,10 +15,9 @@ from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Entry
 from perdure.core import window
 from perdure.core.history import MessageCounter
+from perdure.core.messages import parse_messages
 from perdure.core.window import WindowRequest
 from perdure.errors import ContextWindowError, UsageError
-from perdure.formats.field_types import require_message
-from perdure.formats.intake import extract_messages
 from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS
 from perdure.formats.transcript import FORMATS, Transcript
 from perdure.testing import violations
@@ -438,8 +437,7 @@ def fill(session: perdure.Session, source: random.Random) -> None:
 
 def is_accepted(message: dict[str, Any]) -> bool:
     try:
-        for taken in extract_messages(message):
-            require_message(taken.message)
+        parse_messages(message)
     except UsageError:
         return False
     return True

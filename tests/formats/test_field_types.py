@@ -54,6 +54,13 @@ class Text(str):
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     # Chat.
+    ({"role": "user"}, "$.content", "no content: pass a text or a list of parts"),
+    ({"role": "user", "contents": SECRET}, "$.content", "no content"),
+    (user(None), "$.content", "no content"),
+    ({"role": "system", "text": SECRET}, "$.content", "'system' has no content"),
+    ({"role": "developer", "content": None, "name": "d"}, "$.content", "'developer' has no"),
+    ({"type": "message", "role": "user"}, "$.content", "no content"),
+    ({"role": "user", "parts": None}, "$.content", "no content"),
     (user(5), "$.content", f"a number; {CONTENT}"),
     (user(0.5), "$.content", f"a number; {CONTENT}"),
     (user(content=False), "$.content", f"true or false; {CONTENT}"),
@@ -204,8 +211,6 @@ def test_a_field_of_a_wrong_type_is_refused_with_its_path(
 
 
 ACCEPTED: list[dict[str, Any]] = [
-    {"role": "user"},
-    user(None),
     user(""),
     user([]),
     user(["a", {"type": "text", "text": "b"}]),
@@ -264,7 +269,9 @@ ACCEPTED: list[dict[str, Any]] = [
     gemini({"functionResponse": {"name": "f", "response": {"a": [1]}}}),
     gemini({"inline_data": {"mime_type": "image/png", "data": b"png"}}),
     {"role": "user", "parts": "text"},
-    {"role": "user", "parts": None},
+    {"role": "user", "content": None, "tool_responses": []},
+    {"role": "assistant"},
+    {"role": "assistant", "content": None},
 ]
 
 

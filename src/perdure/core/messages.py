@@ -21,7 +21,7 @@ from perdure.core.plans import (
 from perdure.core.replica import Replica
 from perdure.core.validation import require_record_id, require_str
 from perdure.errors import UsageError
-from perdure.formats.field_types import require_message
+from perdure.formats.field_types import require_content, require_message
 from perdure.formats.intake import extract_messages, to_plain, with_article
 from perdure.formats.tokens import Counter, count_tokens
 from perdure.journal import codec
@@ -89,7 +89,10 @@ def parse_opaque(message: object) -> Sequence[ParsedMessage]:
 
 
 def parse_messages(message: Any) -> Sequence[ParsedMessage]:
-    """Return the messages in a caller's argument; UsageError if one is not a valid message."""
+    """Return the messages in a caller's argument; UsageError if one is not a valid message.
+
+    An `IncomingMessage` was stored before, here or in an imported file: it may have no content.
+    """
     # Most messages are a role and a text. Skipping the parser for them makes every write cheaper.
     if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
         role = message.get("role")
@@ -101,6 +104,8 @@ def parse_messages(message: Any) -> Sequence[ParsedMessage]:
             kind = with_article(type(item.message).__name__)
             raise UsageError(f"expected a message, not {kind}")
         require_message(item.message)
+        if item is not message:
+            require_content(item.message)
     return parsed
 
 

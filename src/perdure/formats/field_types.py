@@ -93,6 +93,24 @@ def require_message(message: dict[str, Any]) -> None:
     require_field_types(message)
 
 
+_SPEAKERS = frozenset({"user", "system", "developer"})
+
+# Fields that a message has in place of content: Gemini's parts, and calls and results of AutoGen.
+_IN_PLACE_OF_CONTENT = ("parts", "tool_calls", "function_call", "tool_responses", "tool_call_id")
+
+
+def require_content(message: dict[str, Any]) -> None:
+    """Raise UsageError if a message of a user or a system has no content, as after a typo.
+
+    The model would get an empty prompt. An assistant may say nothing but a call.
+    """
+    if message.get("content") is not None or message.get("role") not in _SPEAKERS:
+        return
+    if all(message.get(name) is None for name in _IN_PLACE_OF_CONTENT):
+        reason = f"a message of the role {message['role']!r} has no content"
+        raise UsageError(f'{reason}: pass {_CONTENT} as "content"', "$.content")
+
+
 def require_field_types(message: dict[str, Any]) -> None:
     """Raise UsageError if a field of a message has a type that no provider accepts."""
     for name, expected in _FIELDS.items():

@@ -114,6 +114,13 @@ def test_importing_again_adds_nothing_and_goes_on_after_a_crash() -> None:
     assert len(contents()) == len(CHAT)
 
 
+def test_a_recovered_list_may_have_messages_without_content() -> None:
+    listed = [{"role": "user"}, {"role": "user", "content": None}, CHAT[0]]
+    done = invoke(None, "import", keep(listed))
+    assert done.exit_code == 0
+    assert [content.message for content in contents()] == listed
+
+
 def test_the_same_file_as_a_plain_list_is_not_mistaken_for_a_chat() -> None:
     invoke(None, "import", keep(CHAT))
     done = invoke(None, "import", "--autogen", "chat_state.json")

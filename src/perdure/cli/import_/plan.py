@@ -15,6 +15,7 @@ from perdure.cli.import_.messages import ImportedMessages, Leftover, parse_file
 from perdure.cli.import_.openai_agents import KIND, SdkSession, is_opaque
 from perdure.core.validation import require_session_id
 from perdure.errors import DamagedError, NotFoundError, UsageError
+from perdure.formats.intake import IncomingMessage
 from perdure.journal import codec
 from perdure.journal.codec import Codec
 from perdure.journal.records import Message, Record
@@ -176,8 +177,9 @@ def run_import(
         for index, batch in enumerate(file_plan.batches):
             if file_plan.id(index) not in existing.ids:
                 messages, author, recipient, channel, opaque = batch
+                stored = [IncomingMessage(message, {}) for message in messages]
                 session.append(
-                    *messages,
+                    *(messages if opaque else stored),
                     author=author,
                     recipient=recipient,
                     channel=channel,

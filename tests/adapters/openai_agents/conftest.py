@@ -33,16 +33,17 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger")
 
 
-@pytest.fixture(params=["memory", "sqlite", "files"])
-async def any_store(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> AsyncIterator[perdure.AsyncStore]:
-    address: dict[str, Any] = {
-        "memory": "memory:",
-        "sqlite": tmp_path / "a.db",
-        "files": f"files:{tmp_path}/f",
-    }
-    async with perdure.open_async(address[request.param]) as store:
+@pytest.fixture(params=["memory", "sqlite", "files", "postgres"])
+def any_address(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres_store")
+    address = {"memory": "memory:", "sqlite": tmp_path / "a.db", "files": f"files:{tmp_path}/f"}
+    return address[request.param]
+
+
+@pytest.fixture
+async def any_store(any_address: Any) -> AsyncIterator[perdure.AsyncStore]:
+    async with perdure.open_async(any_address) as store:
         yield store
 
 

@@ -4,10 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import mcp.types as mcp
 import openai
 import pytest
 from agents import (
     Agent,
+    CustomTool,
     GuardrailFunctionOutput,
     InputGuardrail,
     LocalShellTool,
@@ -23,13 +25,14 @@ from agents import (
     ToolOutputImage,
 )
 from agents.exceptions import InputGuardrailTripwireTriggered
+from agents.mcp import MCPServer
 
 import perdure
 from perdure.adapters.openai_agents import PerdureSession
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.testing import ModelServer
 from perdure.testing.provider_rules import violations
-from tests.adapters.openai_agents.agents_of import Ledger, build, make_client, tool
+from tests.adapters.openai_agents.agents_of import Ledger, build, current_key, make_client, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -514,3 +517,57 @@ async def test_with_a_lease_one_run_waits_for_the_other(
         sizes = sorted(len(result.input) for result in results)
         assert sizes == [1, 5, 9]  # Each has seen all of those before it.
         assert len(await owns[0].get_items()) == 12
+
+
+class Clerk(MCPServer):  # type: ignore[misc]
+    """A server of tools, in this process."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    @property
+    def name(self) -> str:
+        return "clerk"
+
+    async def connect(self) -> None: ...
+
+    async def cleanup(self) -> None: ...
+
+    async def list_tools(self, run_context: Any = None, agent: Any = None) -> list[Any]:
+        schema = {"type": "object", "properties": {"amount": {"type": "integer"}}}
+        return [mcp.Tool(name="charge", input_schema=schema)]
+
+    async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> Any:
+        with current_key() as key:
+            text = self._ledger.charge(arguments["amount"], key)
+        return mcp.CallToolResult(content=[mcp.TextContent(type="text", text=text)])
+
+    async def list_prompts(self) -> Any: ...
+
+    async def get_prompt(self, name: str, arguments: Any = None) -> Any: ...
+
+
+async def test_tools_of_servers_and_tools_of_free_text_are_effects(
+    store: perdure.AsyncStore, client: Any, server: ModelServer, ledger: Ledger
+) -> None:
+    async def shout(context: Any, text: str) -> str:
+        with current_key() as key:
+            return ledger.charge(len(text), key)
+
+    custom = CustomTool(name="shout", description="Shout.", on_invoke_tool=shout)
+    agent = clerk(client, custom, mcp_servers=[Clerk(ledger)])
+    text = '[[tool charge {"amount": 5}]] [[custom shout hello]] Do.'
+    server.fault(status=500, at=2)
+    with pytest.raises(openai.InternalServerError):
+        await PerdureSession("s", store).run(agent, text)
+    agent = clerk(client, custom, mcp_servers=[Clerk(ledger)])
+    result = await PerdureSession("s", store).run(agent, text)
+    assert sorted(ledger.amounts) == [5, 5]
+    assert all(line["key"] for line in ledger.lines)
+    assert len(server.requests) == 3
+    assert result.final_output
+    states = {each for each in await effects(store) if each[0] != "gpt-4o"}
+    assert states == {("charge", "succeeded"), ("shout", "succeeded")}
+    items = await PerdureSession("s", store).get_items()
+    assert items == result.to_input_list()

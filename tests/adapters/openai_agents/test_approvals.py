@@ -144,8 +144,11 @@ async def test_another_decision_about_the_same_call_is_refused(
     with pytest.raises(openai.InternalServerError):
         await own.run(agent, first)
     second.approve(second.get_interruptions()[0])
+    other = PerdureSession("s", store)
     with pytest.raises(perdure.DivergenceError):
-        await PerdureSession("s", store).run(agent, second)
+        await other.run(agent, second)
+    assert ledger.amounts == [12]
+    assert (await other.run(agent, TEXT)).final_output  # With the decision that came first.
     assert ledger.amounts == [12]
 
 

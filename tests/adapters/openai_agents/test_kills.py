@@ -168,7 +168,7 @@ def sdk_items(path: Path) -> list[Any]:
         session.close()
 
 
-@pytest.mark.parametrize("form", ["plain", "streamed"])
+@pytest.mark.parametrize("form", ["plain", "streamed"] if KILLS == "all" else ["plain"])
 def test_the_sdk_alone_charges_asks_and_pays_twice(form: str, url: str, tmp_path: Path) -> None:
     """The same program on the SDK's SQLiteSession, and on perdure: what perdure is for."""
     sides: dict[str, Any] = {"sdk": scripts.run_plain, "perdure": scripts.run}

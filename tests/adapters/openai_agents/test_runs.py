@@ -495,14 +495,47 @@ async def test_two_runs_at_once_lose_nothing_silently(tmp_path: Path, server: Mo
                 if isinstance(result, BaseException):
                     assert isinstance(result, perdure.ConflictError), repr(result)
                     told += 1
+                    await PerdureSession(id, store).run(agent, text)  # As it says: again.
                     continue
                 own_items = [item.to_input_item() for item in result.new_items]
                 missing = [item for item in own_items if item not in items]
                 lost += bool(missing) or {"role": "user", "content": text} not in items
             assert violations("openai.responses", items) == []
-        assert len(ledger.amounts) == len({*ledger.amounts})
+            items = await PerdureSession(id, store).get_items()
+            assert violations("openai.responses", items) == []
+            assert (await seen(store, id)).interrupted == ()
+        assert sorted(ledger.amounts) == [*range(200)]  # Each once, whoever was told of a conflict.
     assert lost == 0
     assert told >= 40
+
+
+async def test_a_run_that_another_one_overtook_is_continued_by_the_same_call(
+    store: perdure.AsyncStore, client: Any, server: ModelServer, ledger: Ledger
+) -> None:
+    begun, overtaken = asyncio.Event(), asyncio.Event()
+
+    @tool()
+    async def charge(amount: int) -> str:
+        """Charge."""
+        begun.set()
+        await overtaken.wait()
+        with current_key() as key:
+            return ledger.charge(amount, key)
+
+    agent = clerk(client, charge)
+    run = asyncio.ensure_future(PerdureSession("s", store).run(agent, CHARGE))
+    await begun.wait()
+    assert (await PerdureSession("s", store).run(agent, "Are you there?")).final_output
+    overtaken.set()
+    with pytest.raises(perdure.ConflictError):
+        await run
+    result = await PerdureSession("s", store).run(agent, CHARGE)
+    assert result.final_output
+    assert ledger.amounts == [5]
+    assert len(server.requests) == 4  # The answer that came too late is asked for again.
+    assert ("charge", "succeeded") in await effects(store)
+    items = await PerdureSession("s", store).get_items()
+    assert violations("openai.responses", items) == []
 
 
 async def test_with_a_lease_one_run_waits_for_the_other(

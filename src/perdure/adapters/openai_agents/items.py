@@ -120,6 +120,7 @@ class SessionItems:
         self._items: list[Item] = []
         self._deep: list[bool] = []  # Whether the item at this index holds lists or dicts.
         self._order: dict[str, int] = {}  # The calls by their ids, in the order of the model.
+        self._outputs: dict[str, bool | None] = {}  # The calls that have an output.
         self._seen = -1  # The position up to which the items are known; -1 before the first load.
         self._last = 0  # The position of the last item, 0 if it is not known.
         self._is_converted = False
@@ -158,20 +159,41 @@ class SessionItems:
             messages = await session.messages(format=FORMAT)
         if session.position != position:
             return  # Another task wrote meanwhile: the caller looks again.
-        self._items, self._deep, self._order, self._last = [], [], {}, 0
+        self._items, self._deep, self._order, self._outputs, self._last = [], [], {}, {}, 0
         self._is_converted, self.losses = is_converted, messages.losses
         self._add(messages)
         self._seen = position
 
     def _add(self, items: Sequence[Item]) -> None:
+        start = len(self._items)
         self._items += items
         self._deep += [_is_deep(item) for item in items]
-        for index, item in enumerate(items, len(self._items) - len(items)):
+        for index, item in enumerate(items, start):
             if "call_id" in item:
-                if is_output(item):
-                    self._move_output(index)
-                else:
-                    self._order[item["call_id"]] = len(self._order)
+                self._note_call(index, item)
+        if None in self._outputs.values():
+            self._drop_notices()
+
+    def _note_call(self, index: int, item: Item) -> None:
+        """Note a call, or put an output where it belongs."""
+        id = item["call_id"]
+        if not is_output(item):
+            self._order[id] = len(self._order)
+            return
+        # None: there are two. The older one only says that the call was interrupted.
+        self._outputs[id] = None if id in self._outputs else True
+        self._move_output(index)
+
+    def _drop_notices(self) -> None:
+        """Put outputs in the place of notices about their calls, which a run closed before."""
+        for id in [id for id, one in self._outputs.items() if one is None]:
+            at = [
+                i for i, item in enumerate(self._items) if is_output(item) and item["call_id"] == id
+            ]
+            self._items[at[0]], self._deep[at[0]] = self._items[at[-1]], self._deep[at[-1]]
+            for index in reversed(at[1:]):
+                del self._items[index], self._deep[index]
+            self._outputs[id], self._last = True, 0
 
     def _move_output(self, index: int) -> None:
         """Put an output in the order of the calls: tools that run side by side end in any order.
@@ -195,12 +217,14 @@ class SessionItems:
         is_alone = position == before + len(items) == self._session.position
         if before == self._seen and is_alone and not self._is_converted:
             self._add([copy_data(item, objects=True) for item in items])
-            self._seen = self._last = position
+            # Outputs are moved, so the last item may be another one.
+            is_last = self._items[-1] == items[-1] and not is_output(items[-1])
+            self._seen, self._last = position, position if is_last else 0
 
     def note_popped(self) -> None:
         """Note that the last item was taken back, by the newest record."""
         if self._seen == self._session.position - 1 and not self._is_converted:
-            self._items.pop()
+            self._outputs.pop(self._items.pop().get("call_id", ""), None)
             self._deep.pop()
             self._seen, self._last = self._session.position, 0
 
@@ -240,18 +264,25 @@ class SessionItems:
 
     async def last_position(self) -> int:
         """Return the position of the last item, 0 if there is none."""
-        if not self._items:
-            return 0
-        if self._last and not is_output(self._items[-1]):
+        if self._last or not self._items:
             return self._last
+        hiding: list[MessagesRetracted | MessagesReplaced] = []
+        newest = 0
         async for record in self._session.records(kinds=KINDS, reverse=True):
             content = record.content
-            if not is_output(self._items[-1]):
-                return int(getattr(content, "last_message", record.position))
-            # Outputs are in the order of their calls, not of their positions.
-            if isinstance(content, Message) and content.message == self._items[-1]:
-                return record.position
-        return 0
+            if not isinstance(content, Message):
+                hiding.append(content)  # type: ignore[arg-type] # one of the other `KINDS`
+            elif not any(_hides(each, record.position) for each in hiding):
+                newest = newest or record.position
+                if content.message == self._items[-1]:
+                    return record.position
+        return newest  # It was converted, so that no message equals it.
+
+
+def _hides(content: "MessagesRetracted | MessagesReplaced", position: int) -> bool:
+    if isinstance(content, MessagesReplaced):
+        return content.first <= position <= content.last
+    return PlacedItem({}, position, position).is_hidden_by(content)
 
 
 class PlacedItem(NamedTuple):

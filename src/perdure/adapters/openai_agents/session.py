@@ -48,6 +48,10 @@ VERSIONS = "0.24."  # The adapter uses private names of these releases.
 CALLER_PREFIX, GENERATED_PREFIX = "openai_agents:", "openai_agents."
 
 
+# Turns of the runs in progress in this process, of any session object.
+_live_runs: set[str] = set()
+
+
 class PerdureSession:
     """A session for `Runner.run(…, session=…)`, and for durable runs with `session.run`.
 
@@ -100,7 +104,13 @@ class PerdureSession:
         """Return the session of perdure that holds the items."""
         if self._session is None:
             assert self._store is not None  # noqa: S101 - checked by `__init__`
-            self._session = await self._store.session(self.session_id)
+            return self._keep(await self._store.session(self.session_id))
+        return self._session
+
+    def _keep(self, session: AsyncSession) -> AsyncSession:
+        """Return the session that was opened first: two tasks may open it at once."""
+        if self._session is None:
+            self._session = session
         return self._session
 
     async def _load(self) -> tuple[AsyncSession, SessionItems]:
@@ -377,14 +387,29 @@ class PerdureSession:
         if turn is None:
             turn = _new_turn(session, given or [], id, options.get("run_config"))
         await turn.__aenter__()
-        record = await read_run(turn)
+        _live_runs.add(turn.id)
+        try:
+            run = await self._prepare(turn, input, answered, options)
+        except BaseException:
+            _live_runs.discard(turn.id)
+            if not turn.ended:
+                await turn.suspend()
+            raise
+        run.lease = lease
+        return run
+
+    async def _prepare(
+        self, turn: AsyncTurn, input: Any, answered: int, options: dict[str, Any]
+    ) -> DurableRun:
+        """Return a run whose turn is entered, with what is recorded of it and what came before."""
+        session, record = await self.open(), await read_run(turn)
         run = DurableRun(session, turn, record, policies=self._policies, answered=answered)
         if isinstance(input, RunState):
             await record_decisions(session, turn, input)
         else:
             run.history = await self._history(record, is_ended=turn.ended)
         run.decisions = await read_decisions(session, turn, record)
-        run.input, run.lease = record.inputs if input is None else input, lease
+        run.input = record.inputs if input is None else input
         run.options = _recording_options(run, options)
         return run
 
@@ -412,6 +437,7 @@ class PerdureSession:
         try:
             await run.finish(result)
         finally:
+            _live_runs.discard(run.turn.id)
             await run.close()
 
     async def _leave(self, run: DurableRun, error: BaseException) -> None:
@@ -420,6 +446,7 @@ class PerdureSession:
         except Exception as failure:  # noqa: BLE001 - the first error is raised
             error.add_note(f"perdure could not record how the run ended: {failure}")
         finally:
+            _live_runs.discard(run.turn.id)
             await run.close()
 
 
@@ -477,6 +504,8 @@ async def _find_run(
         if turn.id.startswith(GENERATED_PREFIX):
             if (await read_run(turn)).inputs == items:
                 return turn
+            if turn.id in _live_runs:
+                continue  # It gets a ConflictError, and is continued by its own call.
             await turn.abandon("a run with another input began")
     return None
 

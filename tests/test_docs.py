@@ -340,6 +340,10 @@ def test_every_decision_is_dated_and_listed() -> None:
             assert f"\n## {part}\n" in text
 
 
+def test_the_readme_has_less_than_200_lines() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 200
+
+
 def test_the_architecture_fits_in_120_lines() -> None:
     assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").splitlines()) <= 120
 

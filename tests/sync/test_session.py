@@ -571,8 +571,9 @@ def test_a_snapshot_of_another_version_is_skipped_and_reported(
         session.append(said(str(number)))
     assert contents(store.session("claim-4711")) == [str(number) for number in range(10)]
     assert caplog.records == []
-    monkeypatch.setattr("perdure.core.state_loader.STATE_VERSION", session_state.STATE_VERSION + 1)
-    monkeypatch.setattr("perdure.core.verify.STATE_VERSION", session_state.STATE_VERSION + 1)
+    newer = session_state.STATE_VERSION + 1
+    for module in ("state.session_state", "verify"):
+        monkeypatch.setattr(f"perdure.core.{module}.STATE_VERSION", newer)
     again = store.session("claim-4711")
     assert contents(again) == [str(number) for number in range(10)]
     assert "a state snapshot of another version" in caplog.text

@@ -166,9 +166,9 @@ def test_calls_without_a_thread_or_a_checkpoint_are_refused() -> None:
     with PerdureSaver("memory:") as saver:
         with pytest.raises(perdure.UsageError, match="pass a thread"):
             saver.get_tuple({"configurable": {}})
-        with pytest.raises(perdure.UsageError, match="checkpoint_id is missing"):
+        with pytest.raises(perdure.UsageError, match="pass its checkpoint_id"):
             saver.put_writes(config(), [("a", 1)], "task")
-        with pytest.raises(perdure.UsageError, match="no strategy 'some'"):
+        with pytest.raises(perdure.UsageError, match="unknown strategy 'some'"):
             saver.prune(["t"], strategy="some")
         with pytest.raises(perdure.NotFoundError):
             saver.copy_thread("none", "other")

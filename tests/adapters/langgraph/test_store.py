@@ -172,7 +172,7 @@ def test_a_graph_uses_it_beside_a_saver_on_one_perdure_store(path: Path) -> None
 def test_what_cannot_be_done_is_refused() -> None:
     store = PerdureStore("memory:")
     store.put(("u",), "k", {"n": 1})
-    with pytest.raises(perdure.UsageError, match="no operator of a filter: \\$near"):
+    with pytest.raises(perdure.UsageError, match="unknown operators of a filter, \\$near: use"):
         store.search(("u",), filter={"n": {"$near": 1}})
     with pytest.raises(perdure.UsageError, match="set"):
         store.put(("u",), "k", {"n": {1, 2}})

@@ -297,7 +297,7 @@ class PerdureSaver(BaseCheckpointSaver):  # type: ignore[misc]
         """Store what a task wrote, on the checkpoint that it ran on; durable on return."""
         key = _namespace_of(config), get_checkpoint_id(config)
         if key[1] is None:
-            raise UsageError("writes belong to a checkpoint: checkpoint_id is missing")
+            raise UsageError("writes belong to a checkpoint: pass its checkpoint_id")
         codec = self._codec
         items = [
             (WRITES_IDX_MAP.get(channel, index), channel, value)
@@ -356,7 +356,7 @@ class PerdureSaver(BaseCheckpointSaver):  # type: ignore[misc]
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep only the newest checkpoint of each namespace, or with "delete" none at all."""
         if strategy not in ("keep_latest", "delete"):
-            raise UsageError(f"no strategy {strategy!r}: keep_latest or delete")
+            raise UsageError(f"unknown strategy {strategy!r}: choose keep_latest or delete")
         for thread_id in thread_ids:
             with self._thread(thread_id) as thread:
                 if strategy == "delete":

@@ -121,7 +121,7 @@ class PerdureStore(BaseStore):  # type: ignore[misc]
             return self._search(operation, queries.get(operation.query or ""))
         if isinstance(operation, ListNamespacesOp):
             return self._list(operation)
-        raise UsageError(f"no operation of a store: {type(operation).__qualname__}")
+        raise UsageError(f"pass operations of a BaseStore, not {type(operation).__qualname__}")
 
     def _search(self, operation: Any, query: Vector | None) -> list[Any]:
         wanted = (operation.filter or {}).items()
@@ -393,7 +393,8 @@ def _matches(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, Mapping):
         if any(key.startswith("$") for key in wanted):
             if unknown := {*wanted} - {*_COMPARISONS}:
-                raise UsageError(f"no operator of a filter: {', '.join(sorted(unknown))}")
+                names = f"{', '.join(sorted(unknown))}: use {', '.join(_COMPARISONS)}"
+                raise UsageError(f"unknown operators of a filter, {names}")
             return all(_COMPARISONS[key](value, each) for key, each in wanted.items())
         is_part = isinstance(value, Mapping)
         return is_part and all(_matches(value.get(key), each) for key, each in wanted.items())

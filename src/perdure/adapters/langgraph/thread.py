@@ -47,7 +47,7 @@ class NewCheckpoint(NamedTuple):
 
 
 class StoredWrite(NamedTuple):
-    """What a task wrote to a channel."""
+    """A value that a task wrote to a channel."""
 
     path: str
     task: str

@@ -1,4 +1,4 @@
-"""What a thread's records say: its checkpoints, the writes on each, the newest of each namespace.
+"""An index of a thread's records: checkpoints, the writes on each, the newest of each namespace.
 
 In: records of the session, in order. Out: positions; the notes themselves are read when needed. The
 newest checkpoint of a namespace is the one that was stored last, whatever the clocks of the writers
@@ -17,7 +17,7 @@ Key = tuple[str, str]  # A namespace and the id of a checkpoint.
 
 
 class CheckpointPlace(NamedTuple):
-    """Where a checkpoint is stored."""
+    """The place of a stored checkpoint."""
 
     position: int
     namespace: str

@@ -655,7 +655,7 @@ def test_one_id_is_not_both_a_turn_and_a_message(session: perdure.Session) -> No
 def test_a_session_opens_without_the_types_of_its_last_message() -> None:
     backend = MemoryBackend()
     with_types = perdure.open(backend, types={"set": perdure.TypeCodec(set, sorted, set)})
-    with_types.session("s").append({"role": "user", "tags": {1, 2}})
+    with_types.session("s").append({**said("first"), "tags": {1, 2}})
     session = perdure.open(backend).session("s")
     session.append(said("next"))
     assert (len(session), session.last_message) == (2, said("next"))

@@ -55,7 +55,7 @@ class AsyncTurn:
         self._entered: TurnContext | None = None
         self._suspended = False
         self.active: ActiveTurn | None = None
-        """What calls in this turn need to know. For tools."""
+        """The facts about this turn that its calls need. For tools."""
         self._ordinals = CallSequence()
         self._model_calls: list[PendingModelCall] = []
         self._streams: list[AsyncStream] = []

@@ -125,7 +125,7 @@ class SessionItems:
         self._last = 0  # The position of the last item, 0 if it is not known.
         self._is_converted = False
         self.losses: tuple[Any, ...] = ()
-        """What of the messages of other frameworks the items lack: positions and sentences."""
+        """Content of other frameworks' messages that the items lack: positions and sentences."""
 
     async def refresh(self) -> None:
         """Apply what was stored since, by any writer."""

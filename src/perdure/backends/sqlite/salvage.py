@@ -62,7 +62,7 @@ class HeadRow(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What was found in a damaged file."""
+    """Counts of the pages, entries and heads that were found in a damaged file."""
 
     pages: int
     entries: int
@@ -205,7 +205,7 @@ def _value(payload: bytes, at: int, kind: int) -> tuple[int | bytes, int]:
 
 
 class Journal(NamedTuple):
-    """What the journal says of entries, which a backend does not look into."""
+    """The journal's functions for entries, which a backend does not look into."""
 
     name_of: Callable[[bytes], str | None]
     """Returns the name in the header of a stream's first entry, None for any other header."""

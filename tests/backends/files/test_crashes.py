@@ -17,7 +17,7 @@ import pytest
 
 import perdure
 from perdure.backends.files.backend import FilesBackend
-from perdure.backends.files.disk import Disk
+from perdure.backends.files.disk import Disk, LockedFiles
 from perdure.backends.protocol import Append, Entry, Outcome
 from perdure.errors import NotFoundError, PerdureError, UnavailableError
 from perdure.testing.contract.samples import append_all, append_of, entries, entry
@@ -599,3 +599,30 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(folder: Path
         os.kill(sleeper, signal.SIGKILL)
         os.close(reading)
         os.close(writing)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_does_not_keep_the_lock_of_a_file_that_was_being_closed(folder: Path) -> None:
+    """Python marks a file as closed, and then closes it; a thread may fork in between."""
+    path = folder / "file"
+    locks = LockedFiles(Disk())
+    locked_file = locks.create(str(path))
+    held = os.dup(locked_file.fd)
+    locked_file.file.close()
+    os.dup2(held, locked_file.fd)
+    os.close(held)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(locked_file.fd)
+    others = LockedFiles(Disk())
+    try:
+        assert others.try_lock(str(path), os.O_RDWR, timeout=0) is not None
+    finally:
+        others.close()
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)

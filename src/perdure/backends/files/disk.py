@@ -214,7 +214,7 @@ class LockedFiles:
     def _open(self, path: str, flags: int) -> FileIO:
         with _fork_lock:
             self._files.append(self.disk.open(path, flags))
-            _open_files.add(ref(self._files[-1], _open_files.discard))
+            _open_files.add(_OpenFile(self._files[-1], _open_files.discard))
         return self._files[-1]
 
 
@@ -251,20 +251,46 @@ def _is_still_at_path(fd: int, path: str) -> bool:
         return False
 
 
+class _OpenFile(ref[FileIO]):
+    """Refers to an open file, and has its descriptor and identity for a child of `os.fork`."""
+
+    __slots__ = ("fd", "identity")
+
+    def __init__(self, file: FileIO, callback: Callable[[ref[FileIO]], object]) -> None:
+        super().__init__(file, callback)  # type: ignore[call-arg]  # typeshed: `__new__` alone
+        self.fd = file.fileno()
+        self.identity = _identify(self.fd)
+
+    def close(self) -> None:
+        """Close the descriptor, also if another thread was closing the file during the fork.
+
+        Such a file says that it is closed before its descriptor is, and the child has the
+        descriptor still. The number may be that of another file by now: identities are compared.
+        """
+        file = self()
+        with contextlib.suppress(OSError):
+            if file is not None and not file.closed:
+                file.close()
+            elif _identify(self.fd) == self.identity:
+                os.close(self.fd)
+
+
+def _identify(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
 # A lock belongs to the open file description, which a child of `os.fork` shares. Unless the child
 # closes its descriptor, the lock outlives that of its parent.
-_open_files: set[ref[FileIO]] = set()
+_open_files: set[_OpenFile] = set()
 
 _fork_lock = threading.RLock()  # Reentrant: a signal handler may use a store too.
 
 
 def _close_in_child() -> None:
     _fork_lock.release()
-    for reference in [*_open_files]:
-        file = reference()
-        if file is not None:
-            with contextlib.suppress(OSError):
-                file.close()
+    for open_file in [*_open_files]:
+        open_file.close()
     _open_files.clear()
 
 

@@ -1,6 +1,7 @@
 """Durable runs: what is recorded, what continues, what is not done twice, what is refused."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,28 @@ async def test_a_stream_that_breaks_is_asked_for_again_and_nothing_else(
         pass
     assert result.final_output
     assert (len(server.requests), ledger.amounts) == (3, [5])
+
+
+async def test_a_stream_that_is_canceled_or_left_is_continued_by_the_same_call(
+    store: perdure.AsyncStore, client: Any, server: ModelServer, ledger: Ledger
+) -> None:
+    agent = build("streamed", client, ledger)
+    for how in ("left", "immediate", "after_turn"):
+        own = PerdureSession(how, store)
+        result = await own.run_streamed(agent, CHARGE)
+        async with contextlib.aclosing(result.stream_events()) as events:
+            async for event in events:
+                if event.type == "run_item_stream_event" and event.name == "tool_output":
+                    if how == "left":
+                        break
+                    result.cancel(mode=how)
+        assert result.final_output is None
+        assert await own.interrupted() == [{"role": "user", "content": CHARGE}]
+        charged, asked = len(ledger.amounts), len(server.requests)
+        again = await PerdureSession(how, store).run(agent, CHARGE)
+        assert again.final_output
+        assert len(ledger.amounts) == charged
+        assert len(server.requests) - asked <= 1
 
 
 async def test_who_speaks_is_recorded(

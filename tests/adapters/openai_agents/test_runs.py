@@ -362,6 +362,32 @@ async def test_what_a_guardrail_withholds_is_taken_back(
     assert (await seen(store)).interrupted == ()
 
 
+async def test_a_conversation_of_another_seat_is_continued_and_read_there_again(
+    store: perdure.AsyncStore, client: Any, server: ModelServer, ledger: Ledger
+) -> None:
+    session = await store.session("s")
+    chat_call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    await session.append(
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        {"role": "assistant", "content": None, "tool_calls": [chat_call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+        {"role": "assistant", "content": "done"},
+    )
+    agent = build("plain", client, ledger)
+    own = PerdureSession("s", store)
+    first = await own.run(agent, CHARGE, id="r1")
+    await own.run(agent, "And now?")
+    again = await PerdureSession("s", store).run(agent, CHARGE, id="r1")
+    assert again.final_output == first.final_output
+    assert [len(request.body["input"]) for request in server.requests] == [6, 8, 10]
+    assert ledger.amounts == [5]
+    for format in ("openai.chat", "anthropic", "gemini"):
+        transcript = await (await seen(store)).messages(format=format)
+        assert violations(format, transcript, system=transcript.system) == []
+        assert "charged 5" in str(transcript)
+
+
 async def test_outside_of_a_durable_run_agents_and_tools_are_as_they_were(
     store: perdure.AsyncStore, client: Any, ledger: Ledger
 ) -> None:

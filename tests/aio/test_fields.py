@@ -155,6 +155,17 @@ async def test_two_handles_set_fields_of_one_session() -> None:
         assert await ids(store, where={"a": 1}) == []
 
 
+async def test_a_name_is_normalized_as_python_does_with_a_keyword() -> None:
+    composed, decomposed = "soci\u00e9t\u00e9", "socie\u0301te\u0301"
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+        await session.describe(**{decomposed: "a", "self": "1"})
+        assert session.fields == {composed: "a", "self": "1"}
+        for name in (composed, decomposed):
+            assert await ids(store, where={name: "a"}) == ["s"]
+            assert await ids(store, order=name) == ["s"]
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no field": ({}, "at least one field"),
     "a list": ({"a": [1]}, "the field 'a' must be str, int, float, bool or a datetime"),

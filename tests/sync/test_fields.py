@@ -151,6 +151,17 @@ def test_two_handles_set_fields_of_one_session() -> None:
         assert ids(store, where={"a": 1}) == []
 
 
+def test_a_name_is_normalized_as_python_does_with_a_keyword() -> None:
+    composed, decomposed = "soci\u00e9t\u00e9", "socie\u0301te\u0301"
+    with perdure.open("memory:") as store:
+        session = store.session("s")
+        session.describe(**{decomposed: "a", "self": "1"})
+        assert session.fields == {composed: "a", "self": "1"}
+        for name in (composed, decomposed):
+            assert ids(store, where={name: "a"}) == ["s"]
+            assert ids(store, order=name) == ["s"]
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no field": ({}, "at least one field"),
     "a list": ({"a": [1]}, "the field 'a' must be str, int, float, bool or a datetime"),

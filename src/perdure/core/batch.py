@@ -187,7 +187,7 @@ class BatchWriter:
         plan = annotations.change_labels(self._plans.replica, add, remove)
         self._add(plan, "label", [*add], [*remove])
 
-    def describe(self, **fields: FieldValue | None) -> None:
+    def describe(self, /, **fields: FieldValue | None) -> None:
         """Set fields, by which `store.sessions` finds and sorts sessions; None removes one."""
         self._add(change_fields(self._plans.replica, fields), "describe", fields)
 

@@ -28,8 +28,9 @@ def change_fields(replica: Replica, fields: dict[str, Any]) -> Plan[int]:
     """Plan new values of fields; None removes a field."""
     if not fields:
         raise UsageError("describe a session by at least one field: describe(customer='c-17')")
+    fields = {require_name(name): value for name, value in fields.items()}
     texts = {
-        require_name(name): None if value is None else encode_value(value, f"the field {name!r}")
+        name: None if value is None else encode_value(value, f"the field {name!r}")
         for name, value in fields.items()
     }
     content = FieldsChanged(fields={name: _pack(replica, fields[name]) for name in texts})

@@ -7,6 +7,7 @@ Editing: the texts are stored in heads and snapshots. They are part of the forma
 """
 
 import struct
+import unicodedata
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -97,9 +98,13 @@ def decode_value(text: str) -> FieldValue:
 
 
 def require_name(name: object) -> str:
-    """Return the name of a field, or raise UsageError that says what is wrong with it."""
+    """Return the name of a field, or raise UsageError that says what is wrong with it.
+
+    It is normalized as Python does with a keyword, so that `where` finds what `describe` stored.
+    """
     if type(name) is not str or not name.isidentifier():
         raise UsageError(f"the name of a field must be a Python identifier, not {name!r:.80}")
+    name = unicodedata.normalize("NFKC", name)
     if len(name.encode()) > NAME_BYTES_MAX:
         raise UsageError(f"the name of a field has at most {NAME_BYTES_MAX} bytes of UTF-8")
     if name in {"id", "changed"}:

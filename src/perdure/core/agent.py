@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perdure.core.validation import require_int, require_timeout
-from perdure.errors import AgentLimitError
+from perdure.errors import AgentLimitError, UsageError
+from perdure.formats.intake import extract_messages
 from perdure.formats.tool_calls import answers, open_calls
 
 _INPUT_ROLES = frozenset({"user", "system", "developer", "tool", "function"})
@@ -37,6 +38,18 @@ def measure_progress(messages: Sequence[dict[str, Any]]) -> Progress:
             calls += len(open_calls(message))
         was_input = is_input
     return Progress(replies, calls, is_answered=not was_input and not calls_of_reply)
+
+
+def require_reply(reply: object) -> None:
+    """Raise UsageError unless a model's reply has a message of the model.
+
+    A turn with another one is never answered, and has no reply that `max_steps` could count.
+    """
+    messages = [item.message for item in extract_messages(reply)]
+    if not measure_progress(messages).replies:
+        role = messages[0].get("role")
+        what = f"a message of the role {role!r:.40}" if role else "a tool's result"
+        raise UsageError(f"the model returned {what}: return one of the role 'assistant'", "$.role")
 
 
 class AgentLimits(NamedTuple):

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from perdure.core.agent import MAX_STEPS, AgentLimits, measure_progress
+from perdure.core.agent import MAX_STEPS, AgentLimits, measure_progress, require_reply
 from perdure.core.effects.calls import require_returned
 from perdure.core.effects.model_calls import PendingModelCall
+from perdure.core.validation import require_str
 from perdure.errors import AgentLimitError, EffectError, UsageError
 from perdure.formats.intake import IncomingMessage
 from perdure.formats.parts import CHAT
@@ -65,7 +66,7 @@ class Agent:
             raise UsageError(f"no format {self._format!r}: choose one of {', '.join(FORMATS)}")
         self._name = str(getattr(model, "name", "") or getattr(model, "__name__", "model"))
         self._tools, self._definitions = _prepare_tools(session, tools, self._format)
-        self._instructions = instructions
+        self._instructions = require_str(instructions or "", "instructions")
         self._limits = AgentLimits(max_steps, max_tool_calls, timeout).require_valid()
         self._max_tokens = max_tokens
         self._counter = counter
@@ -123,6 +124,7 @@ class Agent:
             raise AgentLimitError(self.session.id, turn.id, "timeout", self._limits.timeout or 0)
         reply = require_returned(called, seconds)
         require_resolved(reply)
+        require_reply(reply)
         return reply
 
 

@@ -41,6 +41,7 @@ from perdure.core.summaries import (
 )
 from perdure.core.turn_records import TurnPlace
 from perdure.core.window import EVERYTHING, WindowRequest
+from perdure.errors import UsageError
 from perdure.formats.tokens import Counter
 from perdure.formats.transcript import Transcript
 from perdure.journal.ids import GENERATED_PREFIX
@@ -190,6 +191,9 @@ class Session(SessionReader):
         Once the turn is completed, the function is not called any more, and the recorded answer is
         returned. If the function raises, or appends no answer, the turn is failed.
         """
+        if not callable(function):
+            kind = type(function).__qualname__
+            raise UsageError(f"pass a function that gets the turn, not a {kind}")
         require_plain_agent(function)
         with self.turn(message, correlation_id=correlation_id, author=author, id=id) as turn:
             if not turn.ended:
@@ -499,7 +503,7 @@ class Session(SessionReader):
         """Add or remove labels, by which `store.sessions` finds the session."""
         self._handle.write(annotations.change_labels(self._replica, add, remove))
 
-    def describe(self, **fields: FieldValue | None) -> None:
+    def describe(self, /, **fields: FieldValue | None) -> None:
         """Set fields: small values by which `store.sessions` finds and sorts sessions.
 
         A value is a str, a number, a bool, or a datetime with a zone; None removes the field.

@@ -7,7 +7,7 @@ policy decides whether it runs again.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, update_wrapper
 from typing import Any, Generic, NamedTuple
 
@@ -374,6 +374,10 @@ def run_tool_calls(
 
 def tools_by_name(handle: Handle, offered: ToolSet) -> dict[str, Tool[..., Any]]:
     """Return tools of the handle's session, by the names by which a model calls them."""
+    given: object = offered
+    if callable(given) or not isinstance(given, Iterable):
+        kind = type(given).__qualname__
+        raise UsageError(f"tools must be a list of functions, or a dict of them, not a {kind}")
     items = offered.items() if isinstance(offered, Mapping) else [("", tool) for tool in offered]
     by_name: dict[str, Tool[..., Any]] = {}
     for name, tool in items:
@@ -381,6 +385,10 @@ def tools_by_name(handle: Handle, offered: ToolSet) -> dict[str, Tool[..., Any]]
             spec = tool.spec
         else:
             spec = calls.require_spec(ToolSpec(tool, name, "unsafe"))
+        known = by_name.get(name or spec.name)
+        if known is not None and known.spec.function != spec.function:
+            reason = f"two tools have the name {spec.name!r}"
+            raise UsageError(f"{reason}: give one another, by session.tool(function, name=...)")
         # The call belongs to this session, even if the tool was created by another one.
         by_name[name or spec.name] = Tool(handle, spec)
     return by_name

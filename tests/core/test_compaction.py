@@ -246,6 +246,18 @@ def test_ids_are_recognized_and_other_content_is_refused(backend: Backend) -> No
     assert session.append(said("new"), id="new") == session.position
 
 
+@pytest.mark.parametrize("id", [None, "mine"])
+def test_a_turn_that_was_compacted_does_not_read_as_empty(id: str | None) -> None:
+    session = filled(MemoryBackend(), 5)
+    with session.turn("q", id=id) as turn:
+        turn.append(said("a", "assistant"))
+    assert turn.answer() == said("a", "assistant")
+    session.compact(keep=0)
+    for read in (turn.messages, turn.answer, lambda: [*turn.records()]):
+        with pytest.raises(CompactedError):
+            read()
+
+
 def test_outcomes_of_calls_with_keys_are_returned_and_unknown_ones_stay(backend: Backend) -> None:
     session = perdure.open(backend).session("s")
     paid: list[str] = []

@@ -18,7 +18,7 @@ from perdure.core.streaming import FLUSH_EVERY, AnswerRecorder
 from perdure.core.turn_context import TurnContext
 from perdure.core.turn_records import TurnPlace
 from perdure.core.validation import require_seconds
-from perdure.errors import ApprovalPendingError, PerdureError, UsageError
+from perdure.errors import ApprovalPendingError, CompactedError, PerdureError, UsageError
 from perdure.events import correlation_id
 from perdure.formats.intake import IncomingMessage
 from perdure.journal.records import Record
@@ -261,6 +261,9 @@ class Turn:
     def _require_begun(self) -> None:
         if not self._begun:
             raise UsageError("the turn has not begun: enter it, or use session.find_turn(id)")
+        past = self._handle.replica.history
+        if past.is_dropped(self._begun):
+            raise CompactedError(past.stream.session, self._begun, past.begin)
 
     @property
     def is_partial(self) -> bool:

@@ -23,7 +23,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
-from perdure.aio.result_dispatch import ResultDispatcher, StepWaiter, Waiter
+from perdure.aio.result_dispatch import (
+    DISPATCH_MAX,
+    ResultDispatcher,
+    StepWaiter,
+    Waiter,
+    deliver,
+)
 from perdure.backends import fork_safety
 from perdure.backends.interrupt_safety import AsyncLock
 from perdure.backends.protocol import STORED, Append, AsyncBackend, Outcome, require_atomic
@@ -229,13 +235,25 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
             error = copy_for_waiter(error)  # It was raised already; each task would end the loop.
         if queue:
             queue = [queued for queued in queue if not queued[1].done()]
-        self._dispatcher.add(batch, answers, error)
+        dispatcher = self._dispatcher
+        if len(batch) <= DISPATCH_MAX:
+            dispatcher.pending.append((batch, answers, error))  # The usual case, in fewer calls.
+        else:
+            dispatcher.add(batch, answers, error)
         self._in_flight, self._queue, self.process = None, queue, None
         try:
             if queue and self._loop is asyncio.get_running_loop():
                 self._start()  # First, so that the next commit overlaps with the deliveries.
         finally:
-            self._dispatcher.dispatch()
+            if len(dispatcher.pending) == 1 and dispatcher.task is None:
+                try:
+                    deliver(*dispatcher.pending[0])
+                except BaseException:
+                    dispatcher.dispatch_rest()  # Some results may be undelivered.
+                    raise
+                del dispatcher.pending[0]
+            else:
+                dispatcher.dispatch()
 
     def recheck(self) -> bool:
         """Complete what an interrupt left undone; return whether there is still work here.

@@ -3,7 +3,7 @@
 In: items, each with the waiter for its result, and the results. Out: every waiter has its result.
 
 To edit: a signal handler may raise between any two lines (`group_commit`). Results stay in
-`_pending` until all of them are delivered, so some may be delivered twice; a waiter that has its
+`pending` until all of them are delivered, so some may be delivered twice; a waiter that has its
 result, or waits for something else by now, is skipped.
 """
 
@@ -78,81 +78,77 @@ class ResultDispatcher:
 
     def __init__(self, *, sliced: bool) -> None:
         self._sliced = sliced
-        self._pending: list[_Results] = []
-        self._task: asyncio.Task[None] | None = None
+        self.pending: list[_Results] = []
+        self.task: asyncio.Task[None] | None = None
 
     def add(
         self, waiting: WaitingItems, answers: Sequence[Any], error: BaseException | None
     ) -> None:
-        """Take over results that have to be delivered; call `dispatch` then."""
+        """Take over results that have to be delivered; call `dispatch` then.
+
+        A small batch may be appended to `pending` instead.
+        """
         size = DISPATCH_MAX
         # After a cancellation the loop may be shutting down: there may be no next iteration.
         is_whole = len(waiting) <= size or not self._sliced
         if is_whole or isinstance(error, asyncio.CancelledError):
-            self._pending.append((waiting, answers, error))
+            self.pending.append((waiting, answers, error))
             return
         parts = [slice(first, first + size) for first in range(0, len(waiting), size)]
-        self._pending += [(waiting[part], answers[part], error) for part in parts]
+        self.pending += [(waiting[part], answers[part], error) for part in parts]
 
     def dispatch(self) -> None:
         """Deliver a small batch now, and a large one over the next iterations, in order."""
-        if len(self._pending) == 1 and self._task is None:  # The usual case, in fewer calls.
-            try:
-                deliver(*self._pending[0])
-            except BaseException:
-                self._dispatch_rest()  # Some results may be undelivered.
-                raise
-            del self._pending[0]
-            return
-        if self._task is not None and not self._task.done():
-            if self._pending and not isinstance(self._pending[-1][2], asyncio.CancelledError):
+        if self.task is not None and not self.task.done():
+            if self.pending and not isinstance(self.pending[-1][2], asyncio.CancelledError):
                 return
-        elif self._sliced and len(self._pending) > 1:
-            self._task = asyncio.create_task(self._dispatch_slices())
-            self._task.add_done_callback(self._on_done)
+        elif self._sliced and len(self.pending) > 1:
+            self.task = asyncio.create_task(self._dispatch_slices())
+            self.task.add_done_callback(self._on_done)
             return
-        self._dispatch_rest()
+        self.dispatch_rest()
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         # If it was canceled before its first step, its own handler never ran.
-        self._task = None
+        self.task = None
         if task.cancelled():
-            self._dispatch_rest()
+            self.dispatch_rest()
 
     @property
     def is_busy(self) -> bool:
         """Whether some results have not been delivered yet."""
-        return bool(self._pending)
+        return bool(self.pending)
 
     def recheck(self) -> None:
         """Deliver what an interrupt left undelivered."""
-        if self._pending and (self._task is None or self._task.done()):
-            self._dispatch_rest()
+        if self.pending and (self.task is None or self.task.done()):
+            self.dispatch_rest()
 
     def waiting_items(self) -> list[tuple[Any, Waiter[Any]]]:
         """Return the items whose results have not been delivered yet."""
-        return [item for waiting, _, _ in self._pending for item in waiting]
+        return [item for waiting, _, _ in self.pending for item in waiting]
 
     def reset(self) -> None:
         """Forget all items: the loop that should deliver their results has ended."""
-        self._pending, self._task = [], None
+        self.pending, self.task = [], None
 
     async def _dispatch_slices(self) -> None:
         try:
-            while self._pending:
-                self._deliver(self._pending[0])
-                if self._pending:
+            while self.pending:
+                self._deliver(self.pending[0])
+                if self.pending:
                     await asyncio.sleep(0)
         except GeneratorExit:
             raise  # The loop was closed: no waiter is left in it.
         except BaseException:
             # The loop is shutting down or was interrupted. The results are known, so deliver them.
-            self._dispatch_rest()
+            self.dispatch_rest()
             raise
 
-    def _dispatch_rest(self) -> None:
+    def dispatch_rest(self) -> None:
+        """Deliver everything that is pending, now."""
         raised: BaseException | None = None
-        for results in [*self._pending]:
+        for results in [*self.pending]:
             try:
                 self._deliver(results)
             except BaseException as interrupt:  # noqa: BLE001 - raised after all deliveries
@@ -167,6 +163,6 @@ class ResultDispatcher:
         except BaseException as interrupt:  # noqa: BLE001 - raised when all are delivered
             deliver(*results)  # If this is interrupted as well, `recheck` does it again.
             raised = interrupt
-        self._pending = [other for other in self._pending if other is not results]
+        self.pending = [other for other in self.pending if other is not results]
         if raised is not None:
             raise raised

@@ -155,17 +155,18 @@ class ThreadedBackend:
     def _running(self) -> "_Worker":
         if self._closed:
             raise UsageError(f"{self.name} is closed: open the store again")
+        worker = self._worker
+        if worker is not None and worker.pid == os.getpid():
+            return worker
         return self._worker_here()
 
     def _worker_here(self) -> "_Worker":
         """Return the worker of this process, started if there is none."""
-        worker = self._worker
-        if worker is None or worker.pid != os.getpid():
-            with _start_lock:  # Event loops of several threads may get here at the same time.
-                worker = self._worker
-                # A child of os.fork inherits no threads: it needs a worker of its own.
-                if worker is None or worker.pid != os.getpid():
-                    worker = self._worker = _Worker(self)
+        with _start_lock:  # Event loops of several threads may get here at the same time.
+            worker = self._worker
+            # A child of os.fork inherits no threads: it needs a worker of its own.
+            if worker is None or worker.pid != os.getpid():
+                worker = self._worker = _Worker(self)
         return worker
 
     def _call(self, work: Callable[[], T]) -> "Future[T]":
@@ -241,7 +242,9 @@ def _run_jobs(worker: _Worker) -> None:
             calls.append(job)
             pause = RESEND_FIRST
             if len(calls) >= RESEND_CALLS:
-                calls = [call for call in calls if not call.has_arrived(resend=call is calls[0])]
+                calls = [call for call in calls if not call.future.done()]
+                if calls and calls[0].has_arrived(resend=True):
+                    del calls[0]
         del job  # Otherwise the result would stay alive until the next job.
         worker.busy = False
 
@@ -278,32 +281,32 @@ def _post(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
 class _Call:
     """A call on the worker thread. Its result completes a future of an event loop."""
 
-    __slots__ = ("_complete", "_future", "_result", "_work")
+    __slots__ = ("_complete", "_result", "_work", "future")
 
     def __init__(self, work: Callable[[], Any], future: "Future[Any]") -> None:
         self._work: Callable[[], Any] | None = work
-        self._future = future
+        self.future = future
 
     def __call__(self) -> None:
         work, self._work = self._work, None  # Kept no longer than needed, nor is the result.
-        self._complete: Callable[[Any], None] = self._future.set_result
+        self._complete: Callable[[Any], None] = self.future.set_result
         try:
             self._result: Any = work()  # type: ignore[misc] # called once
         except BaseException as error:  # noqa: BLE001 - passed on to the awaiting task
-            self._complete, self._result = self._future.set_exception, error
+            self._complete, self._result = self.future.set_exception, error
         del work
         self._send()
 
     def _send(self) -> bool:
         """Have the loop complete the future; return False if the loop is closed."""
         try:
-            self._future.get_loop().call_soon_threadsafe(self._finish)
+            self.future.get_loop().call_soon_threadsafe(self._finish)
         except RuntimeError:
             return False
         return True
 
     def _finish(self) -> None:
-        if not self._future.done():
+        if not self.future.done():
             self._complete(self._result)
         self._result = None
 
@@ -312,7 +315,7 @@ class _Call:
 
         A signal handler may have raised just as the loop called `_finish`.
         """
-        return self._future.done() or (resend and not self._send())
+        return self.future.done() or (resend and not self._send())
 
 
 class _PageReader:

@@ -18,6 +18,7 @@ A connection and the path of a log come in; DamagedError, or nothing, goes out. 
 import os
 import struct
 from collections.abc import Iterator
+from io import FileIO
 from typing import NamedTuple
 
 import apsw
@@ -201,11 +202,11 @@ def require_whole_log(connection: apsw.Connection, path: str, name: str) -> None
     before any frame follows it, so the index is read again after the frames.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        file = FileIO(path)  # An object: a number would get lost if a signal handler raises here.
     except FileNotFoundError:
         return
-    try:
-        log = LogFile(handle, connection.pragma("page_size"))
+    with file:
+        log = LogFile(file.fileno(), connection.pragma("page_size"))
         accepted = _accepted(connection, log)
         for commit in log.commits_after(accepted):
             if not log.proves_loss(commit):
@@ -218,8 +219,6 @@ def require_whole_log(connection: apsw.Connection, path: str, name: str) -> None
             reason = f"its write-ahead log is damaged after frame {accepted}"
             lost = f"at least one commit (frame {commit.number}) would be lost"
             raise DamagedError(name, 0, f"{reason}: {lost}", HINT)
-    finally:
-        os.close(handle)
 
 
 def _accepted(connection: apsw.Connection, log: LogFile) -> int:

@@ -142,6 +142,60 @@ def test_reads_that_are_interrupted_anywhere_leave_nothing_behind(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_store_whose_opening_or_closing_is_interrupted_anywhere_leaves_nothing_open(
+    open_backend: Callable[[], Backend],
+) -> None:
+    before = descriptors()
+    with closing(open_backend()) as backend:  # It keeps its log, which the others have to check.
+        append_all(backend, append_of("s", 1, 1))
+
+        def use(number: int) -> None:
+            with closing(open_backend()) as other:
+                assert append_all(other, append_of(f"t{number}", 1, 1)) == ["stored"]
+
+        def check(number: int) -> None:
+            assert append_all(backend, append_of(f"u{number}", 1, 1)) == ["stored"]
+
+        assert visit(use, check, step=7) > 5
+    assert descriptors() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", [FilesBackend, SqliteBackend])
+def test_a_store_whose_creation_is_interrupted_anywhere_is_created_the_next_time(
+    store: Callable[[Path], Backend], tmp_path: Path
+) -> None:
+    before = descriptors()
+
+    def create(number: int) -> None:
+        with closing(store(tmp_path / f"store{number}")) as backend:
+            assert append_all(backend, append_of("s", 1, 1)) == ["stored"]
+
+    def check(number: int) -> None:
+        with closing(store(tmp_path / f"store{number}")) as backend:
+            assert names(backend) == ["s"]
+
+    assert visit(create, check, step=7) > 5
+    assert descriptors() <= before
+
+
+@pytest.mark.slow
+def test_a_check_of_a_log_that_is_interrupted_anywhere_leaves_no_descriptor(tmp_path: Path) -> None:
+    """At every place of this module; the test above visits some of each."""
+    before = descriptors()
+    with closing(SqliteBackend(tmp_path / "store")) as backend:  # It keeps the log.
+        append_all(backend, append_of("s", 1, 1))
+
+        def use() -> None:
+            SqliteBackend(tmp_path / "store").close()
+
+        visits = (interrupted(nth, use, lambda name: "log_check" in name) for nth in range(1, 999))
+        assert sum(itertools.takewhile(bool, visits)) > 10
+    assert descriptors() <= before
+
+
+@pytest.mark.slow
 def test_a_listing_that_is_interrupted_anywhere_is_whole_the_next_time(tmp_path: Path) -> None:
     backend, other = FilesBackend(tmp_path), FilesBackend(tmp_path)
 

@@ -43,7 +43,7 @@ def say(session: perdure.Session, text: str) -> None:
     others = ConflictError if session.id == SHARED else UnavailableError
     while True:
         try:
-            session.append({"role": "user", "text": text}, id=text)
+            session.append({"role": "user", "content": text}, id=text)
         except (others, UnavailableError):
             continue
         return
@@ -59,7 +59,7 @@ def missing_or_repeated(address: str, acked: Sequence[Said]) -> list[str]:
         for name in {head.id for head in store.sessions()} | set(wanted):
             session = store.session(name)
             session.verify()
-            texts = [message["text"] for message in session.messages()]
+            texts = [message["content"] for message in session.messages()]
             if lost := wanted[name] - set(texts):
                 wrong.append(f"{name}: lost {sorted(lost)[:5]}")
             if len(texts) != len(set(texts)):

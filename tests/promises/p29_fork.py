@@ -36,7 +36,7 @@ class Writer:
     def say(self, session: perdure.Session, text: str) -> None:
         while True:
             try:
-                session.append({"role": "user", "text": text}, id=text)
+                session.append({"role": "user", "content": text}, id=text)
             except (ConflictError, UnavailableError):
                 continue
             break
@@ -93,9 +93,9 @@ def idle(writer: Writer, draw: random.Random) -> list[int]:
 def turn(writer: Writer, draw: random.Random) -> list[int]:
     """The process forks inside a turn, which the parent goes on with."""
     session = writer.store.session("turning")
-    with session.turn({"role": "user", "text": "question"}, id="turn") as open_turn:
+    with session.turn({"role": "user", "content": "question"}, id="turn") as open_turn:
         child = child_of(lambda: writer.go_on("child", draw.randint(1, 3)))
-        open_turn.append({"role": "user", "text": "answer"})
+        open_turn.append({"role": "user", "content": "answer"})
     writer.go_on("parent", 3)
     return [child]
 

@@ -100,7 +100,7 @@ def missing_or_repeated(address: str, acked: Sequence[Sequence[str]]) -> list[st
         for name, texts in wanted.items():
             session = store.session(name)
             session.verify()
-            found = [message["text"] for message in session.messages()]
+            found = [message["content"] for message in session.messages()]
             if lost := texts - {*found}:
                 wrong.append(f"{name}: lost {sorted(lost)[:5]}")
             if len(found) != len({*found}):

@@ -231,7 +231,7 @@ class SyncWork(Work):
         text = self.text()
         while True:
             try:
-                session.append({"role": "user", "text": text}, id=text)
+                session.append({"role": "user", "content": text}, id=text)
                 break
             except (ConflictError, UnavailableError):
                 continue
@@ -252,6 +252,13 @@ class SyncWork(Work):
         yield lambda: self.values(one())
         yield self.lease
         yield self.turn
+        yield self.open_again
+
+    def open_again(self) -> None:
+        store = perdure.open(self.address)
+        self.say(store.session(self.one().id))
+        if self.draw.random() < 0.5:  # Else nobody closes it.
+            store.close()
 
     def values(self, session: perdure.Session) -> None:
         value = self.text()
@@ -270,8 +277,8 @@ class SyncWork(Work):
     def turn(self) -> None:
         with contextlib.suppress(ConflictError):
             session = self.store.session("turning")
-            with session.turn({"role": "user", "text": self.text()}) as turn:
-                turn.append({"role": "assistant", "text": self.text()})
+            with session.turn({"role": "user", "content": self.text()}) as turn:
+                turn.append({"role": "assistant", "content": self.text()})
 
     def finish(self) -> None:
         for session in (*self.sessions, self.shared):
@@ -411,8 +418,8 @@ class AsyncWork(Work):
     async def turn(self) -> None:
         with contextlib.suppress(ConflictError):
             session = await self.opened().session("turning")
-            async with session.turn({"role": "user", "text": self.text()}) as turn:
-                await turn.append({"role": "assistant", "text": self.text()})
+            async with session.turn({"role": "user", "content": self.text()}) as turn:
+                await turn.append({"role": "assistant", "content": self.text()})
 
     def finish(self) -> None:
         asyncio.run(self._finish())
@@ -437,7 +444,7 @@ def waits_of(coroutine: Any) -> Iterator[str]:
 
 
 async def append(session: perdure.AsyncSession, text: str) -> None:
-    await session.append({"role": "user", "text": text}, id=text)
+    await session.append({"role": "user", "content": text}, id=text)
 
 
 async def listed(items: AsyncIterator[Any]) -> list[Any]:

@@ -71,7 +71,7 @@ async def _work(
         await CancelledAt(_all(session, text, acked), nth)
     await _say(session, text)
     acked.append((session.id, text))
-    assert text in [message["text"] for message in await session.messages()]
+    assert text in [message["content"] for message in await session.messages()]
 
 
 async def _all(session: perdure.AsyncSession, text: str, acked: list[tuple[str, str]]) -> None:
@@ -80,15 +80,15 @@ async def _all(session: perdure.AsyncSession, text: str, acked: list[tuple[str, 
     await session.set(text, {"text": text})
     assert await session.get(text) == {"text": text}
     with contextlib.suppress(ConflictError):
-        async with session.turn({"role": "user", "text": f"turn of {text}"}) as turn:
-            await turn.append({"role": "user", "text": f"answer to {text}"})
+        async with session.turn({"role": "user", "content": f"turn of {text}"}) as turn:
+            await turn.append({"role": "user", "content": f"answer to {text}"})
     await session.messages(last=3)
 
 
 async def _say(session: perdure.AsyncSession, text: str) -> None:
     while True:
         try:
-            await session.append({"role": "user", "text": text}, id=text)
+            await session.append({"role": "user", "content": text}, id=text)
         except (ConflictError, UnavailableError):
             continue
         return

@@ -79,7 +79,9 @@ def test_what_was_lost_or_repeated_is_seen(tmp_path: Path) -> None:
     """The twin: the judge finds a loss and a repetition."""
     address = SQLITE.address(tmp_path)
     with perdure.open(address) as store:
-        store.session("a").append({"role": "user", "text": "one"}, {"role": "user", "text": "one"})
+        store.session("a").append(
+            {"role": "user", "content": "one"}, {"role": "user", "content": "one"}
+        )
     assert concurrency.missing_or_repeated(address, [("a", "two")]) == [
         "a: lost ['two']",
         "a: repeated",

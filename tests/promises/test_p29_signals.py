@@ -53,7 +53,9 @@ def test_what_is_lost_repeated_or_not_listed_is_seen(tmp_path: Path) -> None:
     """The twin: the judge finds it."""
     address = SQLITE.address(tmp_path)
     with perdure.open(address) as store:
-        store.session("a").append({"role": "user", "text": "one"}, {"role": "user", "text": "one"})
+        store.session("a").append(
+            {"role": "user", "content": "one"}, {"role": "user", "content": "one"}
+        )
     assert signals.missing_or_repeated(address, [("a", "two"), ("b", "one")]) == [
         "not listed: ['b']",
         "a: lost ['two']",

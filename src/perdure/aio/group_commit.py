@@ -224,15 +224,10 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
         batch, queue = self._in_flight, self._queue
         if batch is None or process is not self.process:
             return
-        if error is None:
-            if len(answers) != len(batch):  # Otherwise a caller would wait forever.
-                error = ValueError(f"{len(answers)} answers for {len(batch)} items")
-        elif isinstance(error, asyncio.CancelledError):
-            # The event loop may be shutting down. Continue only with items that are waited for.
-            batch = batch + [queued for queued in queue if _is_abandoned(queued[1])]
-            queue = [queued for queued in queue if not _is_abandoned(queued[1])]
-        elif isinstance(error, KeyboardInterrupt | SystemExit):
-            error = copy_for_waiter(error)  # It was raised already; each task would end the loop.
+        if error is not None:
+            batch, queue, error = _failed(batch, queue, error)
+        elif len(answers) != len(batch):  # Otherwise a caller would wait forever.
+            error = ValueError(f"{len(answers)} answers for {len(batch)} items")
         if queue:
             queue = [queued for queued in queue if not queued[1].done()]
         dispatcher = self._dispatcher
@@ -274,6 +269,21 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
             self._start()
         self._is_watched = self._in_flight is not None or self._dispatcher.is_busy
         return self._is_watched
+
+
+def _failed(
+    batch: list[_QueuedItem[ItemT, ResultT]],
+    queue: list[_QueuedItem[ItemT, ResultT]],
+    error: BaseException,
+) -> tuple[list[_QueuedItem[ItemT, ResultT]], list[_QueuedItem[ItemT, ResultT]], BaseException]:
+    """Return the items that failed, those to continue with, and the error to deliver."""
+    if isinstance(error, asyncio.CancelledError):
+        # The event loop may be shutting down. Continue only with items that are waited for.
+        batch = batch + [queued for queued in queue if _is_abandoned(queued[1])]
+        queue = [queued for queued in queue if not _is_abandoned(queued[1])]
+    elif isinstance(error, KeyboardInterrupt | SystemExit):
+        error = copy_for_waiter(error)  # It was raised already; each task would end the loop.
+    return batch, queue, error
 
 
 def interrupted() -> UnavailableError:

@@ -117,6 +117,8 @@ class ConnectionPool:
             except PerdureError:
                 raise
             except DRIVER_ERRORS as error:
+                # First: the call may be interrupted. Then the next write does the rest.
+                self._poisoned, self._may_write = True, False
                 self._poison()
                 raise translate_error(error, self._name, stream) from error
             else:
@@ -127,6 +129,7 @@ class ConnectionPool:
                     try:
                         self._writer.execute("rollback")
                     except apsw.Error:
+                        self._poisoned, self._may_write = True, False
                         self._poison()
 
     def open(self) -> tuple[Check, ...]:
@@ -252,6 +255,8 @@ class ConnectionPool:
 
     def _prepared_writer(self) -> apsw.Connection:
         """Return the writer, ready for its first write; waits for others, as every write does."""
+        if self._poisoned:
+            self._poison()  # It may have been interrupted.
         writer = self._writer or self._open_writer()
         if not self._log_rewritten:
             self._rewrite_log_once(writer)

@@ -6,6 +6,7 @@ or empty. Headers and plain bodies are stored as text, so that the `sqlite3` she
 
 import contextlib
 import errno
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from urllib.parse import quote
 
 import apsw
 
-from perdure.backends.filesystem import STOPPED_WRITER_HINT, open_private
+from perdure.backends.filesystem import STOPPED_WRITER_HINT
 from perdure.backends.fork_safety import fork_safe_lock
 from perdure.backends.guarantees import Acceptance, Check, Guarantees
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
@@ -230,7 +231,8 @@ def _create_private(path: str, name: str) -> None:
         if os.path.lexists(path):
             return
         try:
-            os.close(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+            # Only calls of C, so that an object owns the descriptor (`interrupt_safety`).
+            FileIO(path, "x", opener=functools.partial(os.open, mode=0o600)).close()
         except FileExistsError:
             return  # Another process was faster.
         except OSError as error:

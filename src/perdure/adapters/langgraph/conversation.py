@@ -6,6 +6,7 @@ changed in place, and stored as a new version. Messages that the newest checkpoi
 taken back (`session.retract`), so that the session shows what the graph has.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,13 +45,19 @@ class ThreadMessages:
         self._table: dict[int, KnownMessage] = {}
         self._by_id: dict[str, KnownMessage] = {}
         self._replaced: dict[int, int] = {}
+        self._newest: MessageList | None = None
+        self._lent: list[Any] = []
+        """The messages of the newest list that were handed out, or that were stored with it."""
 
     # Reading
 
     def values(self, source: int, channel: str, spec: Spec, codec: StateCodec, newest: int) -> Any:
         """Return new messages, as a list that the caller may change."""
         listed = self.read(source, channel, spec, codec, newest)
-        return [known.build(codec) for known in listed.known]
+        if self._lists.get((source, channel)) is not self._newest:
+            return [known.build(codec) for known in listed.known]
+        self._lent = listed.build(self._lent, codec)
+        return [*self._lent]
 
     def read(
         self, source: int, channel: str, spec: Spec, codec: StateCodec, newest: int
@@ -71,7 +78,16 @@ class ThreadMessages:
             ]
         else:
             known = [each for places in ranges for each in self._read_range(places, codec)]
-        return self._keep(source, channel, MessageList(known, ranges, whole=_is_whole(spec)))
+        listed = self._keep(source, channel, MessageList(known, ranges, whole=_is_whole(spec)))
+        if newest and newest == ranges[-1][1]:
+            self._newest, self._lent = listed, []
+        return listed
+
+    def positions(self, source: int, channel: str, spec: Spec, codec: StateCodec) -> set[int]:
+        """Return the positions of the messages that the note at `source` lists."""
+        listed = self.read(source, channel, spec, codec, 0)
+        self._locate(listed)
+        return {known.position for known in listed.known}
 
     def _keep(self, source: int, channel: str, listed: MessageList) -> MessageList:
         trim(self._lists, LISTS)
@@ -254,9 +270,8 @@ class ThreadMessages:
         before = self._notes.conversation(head.position) if head is not None else None
         if head is None or before is None:
             return []
-        listed = self.read(before[1], before[0], before[2], codec, 0)
-        self._locate(listed)
-        shown = {known.position for known in listed.known} | {*index.early.get(head.key, ())}
+        shown = self.positions(before[1], before[0], before[2], codec)
+        shown |= {*index.early.get(head.key, ())}
         return sorted(shown - {*positions} - index.hidden)
 
     def _new_version(
@@ -277,10 +292,11 @@ class ThreadMessages:
         self._replaced[old.position] = end - 1
         return self.learn(end - 1, message, stored)
 
-    def stored(self, plan: ConversationPlan, position: int) -> None:
+    def stored(self, plan: ConversationPlan, position: int, given: list[Any]) -> None:
         """Keep what was stored with the checkpoint at a position."""
         if plan.spec[0] == "@":
             return
+        self._lent = [*given]
         ranges = message_table.resolve(plan.spec[1], position)
         for known in plan.known:
             if known.position <= 0:
@@ -294,18 +310,29 @@ class ThreadMessages:
             if plan.old is None
             else plan.old.extended(plan.known, ranges, whole=whole)
         )
-        self._keep(position, plan.channel, listed)
+        self._newest = self._keep(position, plan.channel, listed)
 
     def retract(self, positions: Sequence[int], index: ThreadIndex) -> None:
-        """Take messages back that the newest checkpoint does not have."""
+        """Take messages back that the newest checkpoint does not have.
+
+        The checkpoint is stored. In a session in which messages were taken back in too many places,
+        these stay visible: pruning the thread cures that.
+        """
         try:
             self._session.retract(*positions, reason=REASON)
         except (NotFoundError, ConflictError):  # Another writer has just taken one of them back.
             self._session.refresh()
             index.read()
-            for position in positions:
-                if position not in index.hidden:
-                    self._session.retract(position, reason=REASON)
+            left = [position for position in positions if position not in index.hidden]
+            if left:
+                self._session.retract(*left, reason=REASON)
+        except UsageError:
+            warnings.warn(
+                f"{self._session.id!r} shows messages that its newest checkpoint does not have: "
+                "too many were taken back in it. Prune the thread",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         index.read()
 
 

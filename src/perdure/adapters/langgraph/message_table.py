@@ -1,16 +1,18 @@
 """Stored messages: their fields as they were stored, to build new ones from and to compare with.
 
-A message is never handed out twice, because the caller may change it. What was stored is kept as a
-copy, and every list that is to be stored is compared with it, field by field.
+A message is never in two hands, because its holder may change it. What was stored is kept as a
+copy, and every list that is to be stored is compared with it, field by field. A message that was
+handed out, and that no code holds any more, is handed out again if it is still what is stored.
 
 A checkpoint's list of messages is stored as ranges of positions: `[first, last, count]` is all
 message records from one position to another. Positions up to 0 count back from the checkpoint's own
 record, because its new messages are in the same commit, directly before it.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from operator import attrgetter
+from sys import getrefcount
 from typing import Any
 
 from perdure.adapters.langgraph import messages
@@ -22,12 +24,13 @@ Fields = tuple[dict[str, Any], dict[str, Any] | None]
 
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 _fields_of = attrgetter("__dict__", "__pydantic_extra__")
+_own_fields_of, _extra_fields_of = attrgetter("__dict__"), attrgetter("__pydantic_extra__")
 
 
 class KnownMessage:
     """A stored message: its class, and a copy of its fields."""
 
-    __slots__ = ("_containers", "_stored", "cls", "fields", "id", "position")
+    __slots__ = ("_empty", "_filled", "_stored", "cls", "fields", "id", "position")
 
     def __init__(self, position: int, message: Any, stored: dict[str, Any]) -> None:
         self.position = position
@@ -38,7 +41,10 @@ class KnownMessage:
         """None if they hold objects that cannot be copied: then it is compared as stored."""
         self._stored = stored if self.fields is None else None
         own = self.fields[0] if self.fields is not None else {}
-        self._containers = tuple(name for name, value in own.items() if type(value) not in _ATOMS)
+        names = [name for name, value in own.items() if type(value) not in _ATOMS]
+        # A built message must not share what can be changed. Most of it is empty.
+        self._empty = [(name, type(own[name])) for name in names if not own[name]]
+        self._filled = [name for name in names if own[name]]
 
     def build(self, codec: StateCodec) -> Any:
         """Return a new message with these fields."""
@@ -46,9 +52,10 @@ class KnownMessage:
             return messages.to_message(self._stored or {}, codec.decode)
         own, extra = self.fields
         fields = own.copy()
-        for name in self._containers:
-            value = fields[name]
-            fields[name] = copy_tree(value) if value else value.copy()
+        for name, kind in self._empty:
+            fields[name] = kind()
+        for name in self._filled:
+            fields[name] = copy_tree(fields[name])
         return messages.build(self.cls, fields, copy_tree(extra))
 
     def equals(self, message: Any, codec: StateCodec) -> bool:
@@ -59,25 +66,58 @@ class KnownMessage:
         return stored is not None and encoded(stored) == encoded(self._stored)
 
 
+def are_free(held: Sequence[Any]) -> list[bool]:
+    """Return for each object of a list whether only that list refers to it."""
+    return [getrefcount(each) == _ALONE for each in held]
+
+
+_ALONE = [getrefcount(each) for each in [object()]][0]  # noqa: RUF015 - counted as above
+
+
 class MessageList:
     """The messages of one checkpoint, in order, and the ranges of their positions."""
 
-    __slots__ = ("fields", "known", "ranges", "whole")
+    __slots__ = ("_fields", "_has_extra", "known", "ranges", "whole")
 
     def __init__(self, known: list[KnownMessage], ranges: list[Range], *, whole: bool) -> None:
         self.known = known
         self.ranges = ranges
         self.whole = whole
         """Whether these were all messages that the session showed when the list was stored."""
-        self.fields = [each.fields for each in known]
+        self._fields: list[dict[str, Any] | None] = []
+        self._has_extra = False
+        self._add(known)
+
+    def _add(self, known: Iterable[KnownMessage]) -> None:
+        for each in known:
+            own, extra = each.fields or (None, None)
+            self._fields.append(own)
+            self._has_extra = self._has_extra or own is None or bool(extra)
 
     def __len__(self) -> int:
         return len(self.known)
 
     def is_start_of(self, given: Sequence[Any]) -> bool:
-        """Whether a list begins with these messages, unchanged. One comparison in C for all."""
-        count = len(self.fields)
-        return count <= len(given) and list(map(_fields_of, given[:count])) == self.fields
+        """Whether a list begins with these messages, unchanged. All are compared in C, at once."""
+        count = len(self._fields)
+        start = given if count == len(given) else given[:count]
+        if count > len(given) or list(map(_own_fields_of, start)) != self._fields:
+            return False
+        if self._has_extra:
+            pairs = zip(self.known, start, strict=True)
+            return all(known.fields == _fields_of(message) for known, message in pairs)
+        return not any(map(_extra_fields_of, start))
+
+    def build(self, lent: list[Any], codec: StateCodec) -> list[Any]:
+        """Return messages that only the caller holds: those that were lent before, if possible."""
+        free = are_free(lent)
+        if len(lent) == len(self) and all(free) and self.is_start_of(lent):
+            return lent
+        again = [
+            message if is_free and known.equals(message, codec) else known.build(codec)
+            for known, message, is_free in zip(self.known, lent, free, strict=False)
+        ]
+        return [*again, *(known.build(codec) for known in self.known[len(again) :])]
 
     def extended(
         self, known: Sequence[KnownMessage], ranges: list[Range], *, whole: bool
@@ -85,7 +125,8 @@ class MessageList:
         """Return a list that has more messages at its end."""
         longer = MessageList([], ranges, whole=whole)
         longer.known = [*self.known, *known]
-        longer.fields = [*self.fields, *(each.fields for each in known)]
+        longer._fields, longer._has_extra = [*self._fields], self._has_extra
+        longer._add(known)
         return longer
 
 
@@ -126,12 +167,14 @@ def make_ranges(
     A range continues if there is no other message in between. `all_positions` has those of all
     messages, in order, or those since the session was opened; `newest` is the last one.
     """
-    before = {after: at for at, after in pairwise(all_positions)}
-    added = sorted({position for position in positions if position <= 0})
-    before |= {after: at for at, after in zip([newest, *added], added, strict=False)}
     ranges = [[*each] for each in start]
     for position in positions:
-        if ranges and before.get(position) == ranges[-1][1]:
+        if position > 0:
+            at = bisect_left(all_positions, position)
+            before = all_positions[at - 1] if at else 0
+        else:
+            before = position - 1 if position - 1 in positions else newest
+        if ranges and before == ranges[-1][1]:
             ranges[-1][1:] = [position, ranges[-1][2] + 1]
         else:
             ranges.append([position, position, 1])

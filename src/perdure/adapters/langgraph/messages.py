@@ -104,6 +104,13 @@ def _extra_fields(message: Any, encode: Convert) -> dict[str, Any]:
     return extra
 
 
+def without_id(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored message as it was before it had an id."""
+    extra = {name: value for name, value in stored.get(EXTRA, {}).items() if name != "id"}
+    bare = {name: value for name, value in stored.items() if name != EXTRA}
+    return bare | ({EXTRA: extra} if extra else {})
+
+
 def _calls_in_content(content: Any) -> bool:
     return type(content) is list and any(
         type(block) is dict and block.get("type") in ("tool_use", "tool_call", "function_call")

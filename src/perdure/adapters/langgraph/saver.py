@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import (
 )
 
 import perdure
+from perdure.adapters.langgraph.retention import drop_checkpoints, prune_thread
 from perdure.adapters.langgraph.state_codec import StateCodec, make_serde
 from perdure.adapters.langgraph.thread import LABEL, THREAD_ID, NewCheckpoint, Thread
 from perdure.adapters.langgraph.thread_index import CheckpointPlace
@@ -56,9 +57,10 @@ class PerdureSaver(BaseCheckpointSaver):  # type: ignore[misc]
     LangGraph's own types, that states may hold. `ttl` is how long a thread lives after it was last
     written to; `delete_expired` deletes those that are older.
 
-    One object serves blocking and async code, from any thread and event loop. Each method is
-    durable when it returns. `put` raises ConflictError if another run of the thread stored a
-    checkpoint since this run began: the turn that lost is reported, never silently left out.
+    One object serves blocking and async code, from any thread and event loop. What a method stores
+    is durable when it returns; only writes that pass a run's input on wait for its next checkpoint.
+    `put` raises ConflictError if another run of the thread stored a checkpoint since this run
+    began: the turn that lost is reported, never silently left out.
     """
 
     def __init__(
@@ -229,30 +231,21 @@ class PerdureSaver(BaseCheckpointSaver):  # type: ignore[misc]
         self, *, config: Config, channels: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
         """Return the writes to channels on the way to a checkpoint, and the value before them."""
-        found: dict[str, dict[str, Any]] = {channel: {"writes": []} for channel in channels}
-        codec, remaining = self._codec, {*channels}
+        codec = self._codec
         with self._thread(_thread_of(config)) as thread:
             thread.refresh()
             namespace, checkpoint_id = _namespace_of(config), get_checkpoint_id(config)
-            place = (
-                thread.find(namespace, checkpoint_id) if checkpoint_id else thread.head(namespace)
-            )
-            walked: set[str] = set()
-            while place is not None and remaining and place.id not in walked:
-                walked.add(place.id)
-                place = thread.parent(place)
-                if place is None:
-                    break
-                for write in reversed(thread.writes(place)):
-                    if write.channel in remaining:
-                        item = write.task, write.channel, codec.decode(write.tree)
-                        found[write.channel]["writes"].append(item)
-                for channel in [*remaining]:
-                    if thread.has_value(place, channel):
-                        found[channel]["seed"] = thread.value(place, channel, codec)
-                        remaining.discard(channel)
-        for entry in found.values():
-            entry["writes"].reverse()
+            head = thread.head(namespace)
+            place = thread.find(namespace, checkpoint_id) if checkpoint_id else head
+            if place is None:
+                return {channel: {"writes": []} for channel in channels}
+            found = thread.history(place, channels)
+        for channel, entry in found.items():
+            entry["writes"] = [
+                (task, channel, codec.decode(tree)) for task, tree in entry["writes"]
+            ]
+            if "seed" in entry:
+                entry["seed"] = codec.decode(entry["seed"])
         return found
 
     # Writing
@@ -334,7 +327,7 @@ class PerdureSaver(BaseCheckpointSaver):  # type: ignore[misc]
                     if thread.metadata(place, self._codec).get("run_id") in wanted
                 ]
                 if keys:
-                    thread.drop(keys)
+                    drop_checkpoints(thread, keys, self._codec)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread with its checkpoints, writes and messages; nothing ties the two.
@@ -343,6 +336,7 @@ class PerdureSaver(BaseCheckpointSaver):  # type: ignore[misc]
         """
         with self._thread(source_thread_id) as thread:
             thread.refresh()
+            thread.flush()
             if not thread.session.position:
                 raise NotFoundError(f"thread {source_thread_id!r}")
             with suppress(NotFoundError):
@@ -354,7 +348,10 @@ class PerdureSaver(BaseCheckpointSaver):  # type: ignore[misc]
         self._threads.forget(self.session_id(target_thread_id))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Keep only the newest checkpoint of each namespace, or with "delete" none at all."""
+        """Keep only the newest checkpoint of each namespace, or with "delete" none at all.
+
+        The space of the others is free on return. InUseError if branches of the session need it.
+        """
         if strategy not in ("keep_latest", "delete"):
             raise UsageError(f"unknown strategy {strategy!r}: choose keep_latest or delete")
         for thread_id in thread_ids:
@@ -363,10 +360,9 @@ class PerdureSaver(BaseCheckpointSaver):  # type: ignore[misc]
                     self._delete(thread_id)
                     continue
                 thread.refresh()
-                kept = {place.key for place in thread.heads()}
-                dropped = [place.key for place in thread.places() if place.key not in kept]
-                if dropped:
-                    thread.drop(dropped)
+                if thread.session.position:
+                    thread.flush()
+                    prune_thread(thread, self._codec)
 
     # Listing threads
 
@@ -501,8 +497,11 @@ class _OpenThreads:
     def _add(self, session_id: str, opened: Thread) -> Thread:
         with self._lock:
             thread = self._threads.setdefault(session_id, opened)
-            while len(self._threads) > THREADS_MAX:
-                del self._threads[next(iter(self._threads))]
+            for name in [*self._threads][: len(self._threads) - THREADS_MAX]:
+                if self._threads[name].lock.acquire(blocking=False):  # Those in use stay open.
+                    forgotten = self._threads.pop(name)
+                    forgotten.flush()
+                    forgotten.lock.release()
             return thread
 
     def forget(self, session_id: str) -> None:
@@ -510,8 +509,13 @@ class _OpenThreads:
             self._threads.pop(session_id, None)
 
     def clear(self) -> None:
+        """Store what waits for the next commit of a thread, and forget all of them."""
         with self._lock:
+            threads = [*self._threads.values()]
             self._threads.clear()
+        for thread in threads:
+            with thread.lock:
+                thread.flush()
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

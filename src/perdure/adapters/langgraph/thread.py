@@ -26,7 +26,8 @@ from perdure.errors import ConflictError, UsageError
 
 LABEL = "langgraph"  # The label of sessions that are threads.
 THREAD_ID = "langgraph.thread"  # The value with a thread's id, if its session has another.
-INPUT = "__start__"  # The channel of a run's input, in LangGraph.
+INPUT = "__start__"  # The channel of a run's input, in LangGraph,
+TRIGGER = "branch:to:"  # and what the names of channels that start a node begin with.
 STORED = "stored"  # The tag of a message in a write that is a message of the session.
 ATTEMPTS = 100  # of a commit that other writers keep moving; each one failed because one succeeded
 
@@ -65,13 +66,16 @@ class Thread:
         self.session = store.session(session_id)
         self.tools: perdure.Session | None = None
         """The session of its tool calls, once there was one."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Read the newest checkpoint and what came after it; the rest is read when needed."""
+        self._complete_from = self.session.complete_from
+        self._deferred: list[Data] = []
+        """Writes that only pass the input on. They are stored with the next commit."""
         self.index = ThreadIndex(self.session)
         self.notes = CheckpointNotes(self.session)
         self.conversation = ThreadMessages(self.session, self.notes)
-        self._open()
-
-    def _open(self) -> None:
-        """Read the newest checkpoint and what came after it; the rest is read when needed."""
         newest = next(self.session.notes(CHECKPOINTS, limit=1), None)
         content: Any = newest.content if newest is not None else None
         if newest is not None and "put" in content.data:
@@ -86,6 +90,8 @@ class Thread:
     def refresh(self) -> None:
         """Include what other writers have stored since."""
         self.session.refresh()
+        if self.session.complete_from != self._complete_from:  # Another process has pruned it.
+            self.reset()
         self.index.read()
 
     # Finding a checkpoint
@@ -147,8 +153,7 @@ class Thread:
         metadata: Data = codec.decode(self.notes.read(place.position)["meta"])
         return metadata
 
-    def has_value(self, place: CheckpointPlace, channel: str) -> bool:
-        """Whether a checkpoint stores a value of a channel."""
+    def _has_value(self, place: CheckpointPlace, channel: str) -> bool:
         return channel in self.notes.read(place.position)["values"]
 
     def value(self, place: CheckpointPlace, channel: str, codec: StateCodec) -> Any:
@@ -169,8 +174,11 @@ class Thread:
         positions = self.index.writes.get(place.key, ())
         early = self.notes.read(place.position).get("early", ())
         written: dict[tuple[str, int], StoredWrite] = {}
-        for position in sorted({*positions, *early}):
-            data = self.notes.read(position)
+        stored = [
+            (position, self.notes.read(position)) for position in sorted({*positions, *early})
+        ]
+        waiting = [data for data in self._deferred if _key(data) == place.key]
+        for position, data in [*stored, *((0, data) for data in waiting)]:
             for index, channel, *tree in data["items"]:
                 value = tree[0] if tree else self._input(place, channel)
                 path, task = data.get("path", ""), data["task"]
@@ -198,6 +206,63 @@ class Thread:
             content: Any = self.session.record(at if at > 0 else position + at).content
             return {TAG: [MESSAGE, content.message]}
         return item
+
+    def history(self, place: CheckpointPlace, channels: Sequence[str]) -> dict[str, Data]:
+        """Return the writes to channels on the way to a checkpoint, and the value before them.
+
+        Nothing is decoded. A pruned checkpoint has the history of those before it.
+        """
+        found: dict[str, Data] = {channel: {"writes": []} for channel in channels}
+        remaining, walked = {*channels}, {place.id}
+        while remaining:
+            before = self.parent(place)
+            if before is None or before.id in walked:
+                for channel, entry in self.notes.read(place.position).get("history", {}).items():
+                    if channel in remaining:
+                        found[channel]["writes"] += reversed(entry["writes"])
+                        found[channel] |= {"seed": entry["seed"]} if "seed" in entry else {}
+                break
+            place = before
+            walked.add(place.id)
+            for write in reversed(self.writes(place)):
+                if write.channel in remaining:
+                    found[write.channel]["writes"].append([write.task, write.tree])
+            for channel in [each for each in remaining if self._has_value(place, each)]:
+                _, spec = self.notes.spec(place.position, channel)
+                found[channel]["seed"] = self.notes.tree(channel, spec)
+                remaining.discard(channel)
+        for entry in found.values():
+            entry["writes"].reverse()
+        return found
+
+    def shown_messages(self, codec: StateCodec) -> set[int]:
+        """Return the positions of the messages of the newest checkpoint."""
+        self.index.require_complete()
+        head = self.index.heads.get("")
+        return self._message_positions(head, codec) if head is not None else set()
+
+    def _message_positions(self, place: CheckpointPlace, codec: StateCodec) -> set[int]:
+        listed = self.notes.conversation(place.position)
+        if listed is None:
+            return set()
+        channel, source, spec = listed
+        return self.conversation.positions(source, channel, spec, codec)
+
+    def positions_of(self, place: CheckpointPlace, codec: StateCodec) -> set[int]:
+        """Return the positions of all records that a checkpoint needs."""
+        needed = {place.position, *self.index.writes.get(place.key, ())}
+        needed |= {*self.notes.read(place.position).get("early", ())}
+        needed |= self._message_positions(place, codec)
+        at = place.position
+        while "versions" not in (data := self.notes.read(at)):
+            needed.add(at := data["at"])
+        for channel in self.notes.read(place.position)["values"]:
+            source, spec = self.notes.spec(place.position, channel)
+            while spec[0] == "+":
+                needed.add(source)
+                source, spec = self.notes.spec(spec[1], channel)
+            needed.add(source)
+        return needed
 
     # Storing
 
@@ -239,13 +304,16 @@ class Thread:
         # What the note says of the session is true only where it was seen to be.
         with self.session.batch(expect=self.index.position) as batch:
             self._begin(batch)
+            deferred = self._add_deferred(batch)
             for stored in plan.added if plan is not None else ():
                 append_message(batch, stored)
             batch.note(data, topic=topic, expect=self.index.topics.get(topic, 0))
         position = batch.positions[-1]
-        self._include(batch.positions, len(plan.added) if plan is not None else 0, topic, data)
+        added = len(plan.added) if plan is not None else 0
+        self._include(batch.positions, deferred, added, topic, data)
         if plan is not None:
-            self.conversation.stored(plan, position)
+            given = new.checkpoint["channel_values"][plan.channel]
+            self.conversation.stored(plan, position, given)
             if plan.removed:
                 self.conversation.retract(plan.removed, self.index)
         return self.index.places[new.namespace, new.checkpoint["id"]]
@@ -289,11 +357,31 @@ class Thread:
                 data["newest"] = newest
         return data
 
-    def _include(self, stored: range, added: int, topic: str, data: Data) -> None:
+    def _add_deferred(self, batch: Any) -> list[Data]:
+        deferred = [*self._deferred]
+        for data in deferred:
+            batch.note(data)
+        return deferred
+
+    def flush(self) -> None:
+        """Store writes that wait for the next commit."""
+        if self._deferred:
+            with self.session.batch() as batch:
+                self._add_deferred(batch)
+            self._deferred = []
+            self.index.read()
+
+    def _include(
+        self, stored: range, deferred: Sequence[Data], added: int, topic: str, data: Data
+    ) -> None:
         """Include records that were just stored, without reading them: messages and a note."""
         position = stored[-1]
+        self._deferred = self._deferred[len(deferred) :]
         self.notes.add(position, data)
         if stored.start == self.index.position + 1:
+            for at, note in enumerate(deferred, position - added - len(deferred)):
+                self.notes.add(at, note)
+                self.index.add_note(at, "", note)
             for at in range(position - added, position):
                 self.index.add_message(at)
             self.index.add_note(position, topic, data)
@@ -314,7 +402,8 @@ class Thread:
         """Store writes on a checkpoint, which may not be stored yet.
 
         New messages for the conversation are stored as messages of the session, and listed by the
-        next checkpoint; so each is stored once.
+        next checkpoint; so each is stored once. Writes that only pass the input of a checkpoint on
+        wait for the next commit: after a crash, LangGraph makes them again from the input.
         """
         for _ in range(ATTEMPTS):
             place = self.index.places.get(key)
@@ -330,16 +419,20 @@ class Thread:
                 data["replace"] = True
             if added:
                 data["stored"] = len(added)
+            if place is not None and _is_passed_on(items):
+                self._deferred.append(data)
+                return
             try:
                 with self.session.batch() as batch:
                     self._begin(batch)
+                    deferred = self._add_deferred(batch)
                     for message in stored:
                         append_message(batch, message)
                     batch.note(data)
             except ConflictError:  # Another writer added a message to the conversation.
                 self.refresh()
                 continue
-            self._include(batch.positions, len(added), "", data)
+            self._include(batch.positions, deferred, len(added), "", data)
             for at, pair in enumerate(zip(added, stored, strict=True), -len(added)):
                 self.conversation.learn(batch.positions[-1] + at, *pair)
             return
@@ -359,18 +452,17 @@ class Thread:
 
         Messages that are to be stored as messages of the session are added to `added`.
         """
-        data = self.notes.read(place.position) if place is not None else None
-        if place is not None and not place.namespace:
-            listed = self.notes.conversation(place.position)
-            if listed is not None and listed[0] == channel and _are_new(value):
-                return [index, channel, self._refer(value, added, codec)]
-        tree = codec.encode(value, channel)
-        if place is not None and data is not None and INPUT in data["values"]:
+        if place is None:
+            return [index, channel, codec.encode(value, channel)]
+        if INPUT in self.notes.read(place.position)["values"]:
             _, spec = self.notes.spec(place.position, INPUT)
-            given = self.notes.tree(INPUT, spec)
-            if type(given) is dict and tree and channel in given and given[channel] == tree:
+            given, tree = self.notes.tree(INPUT, spec), codec.encode(value, channel)
+            if type(given) is dict and tree and _is_input(tree, given.get(channel)):
                 return [index, channel]
-        return [index, channel, tree]
+        listed = None if place.namespace else self.notes.conversation(place.position)
+        if listed is not None and listed[0] == channel and _are_new(value):
+            return [index, channel, self._refer(value, added, codec)]
+        return [index, channel, codec.encode(value, channel)]
 
     def _refer(self, value: list[Any], added: list[Any], codec: StateCodec) -> list[Any]:
         """Return messages as references: to stored ones, or to those directly before the note."""
@@ -383,11 +475,33 @@ class Thread:
         new = iter(range(-references.count(0), 0))
         return [{TAG: [STORED, position or next(new)]} for position in references]
 
-    def drop(self, keys: Sequence[Key]) -> None:
-        """Drop checkpoints: they are not listed or found any more."""
-        self.index.require_complete()
-        self.session.note({"drop": [[*key] for key in keys]}, topic=CHECKPOINTS)
-        self.index.read()
+
+def _is_input(tree: Any, given: Any) -> bool:
+    """Whether a write is what the input has, but for ids that its messages got meanwhile."""
+    if tree == given:
+        return True
+    if type(tree) is not list or type(given) is not list or len(tree) != len(given):
+        return False
+    pairs = zip(tree, given, strict=True)
+    return all(new == old or _without_id(new) == old for new, old in pairs)
+
+
+def _without_id(tree: Any) -> Any:
+    tagged = tree.get(TAG) if type(tree) is dict else None
+    if not tagged or tagged[0] != MESSAGE:
+        return tree
+    return {TAG: [MESSAGE, messages.without_id(tagged[1])]}
+
+
+def _key(data: Data) -> Key:
+    return data.get("ns", ""), data[WRITES]
+
+
+def _is_passed_on(items: Sequence[list[Any]]) -> bool:
+    """Whether writes are the checkpoint's input for the channels, and what they trigger."""
+    values = [item for item in items if len(item) > 2]  # noqa: PLR2004 - it has a value
+    triggers = all(item[1].startswith(TRIGGER) and item[2] is None for item in values)
+    return triggers and len(values) < len(items)
 
 
 def _are_new(value: Any) -> bool:

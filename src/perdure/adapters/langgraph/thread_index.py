@@ -109,6 +109,8 @@ class ThreadIndex:
         if topic in (CHECKPOINTS, NESTED):
             self.topics[topic] = position
             if "put" in data:
+                if data.get("again"):  # Pruned: its writes follow, those before are not needed.
+                    self.writes.pop((data.get("ns", ""), data["put"]), None)
                 self._add_place(
                     CheckpointPlace(position, data.get("ns", ""), data["put"], data.get("at", 0))
                 )

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.durability, pytest.mark.timeout(3_600)]
 
 MODES = ("sync", "async", "exit")
 # How many of the places where a program can die are tried; "all" for each of them.
-KILLS = os.environ.get("PERDURE_KILLS", "3")
+KILLS = os.environ.get("PERDURE_KILLS", "1")
 
 
 @pytest.fixture(scope="module")

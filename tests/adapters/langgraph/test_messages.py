@@ -64,7 +64,7 @@ def test_a_message_comes_back_as_it_was(message: Any) -> None:
 def test_a_known_message_notices_every_change_of_a_field(message: Any) -> None:
     stored = CODEC.encode_message(message, "$")
     assert stored is not None
-    known = KnownMessage(1, message, stored)
+    known = KnownMessage.of(1, message, stored)
     assert known.equals(message, CODEC)
     built = known.build(CODEC)
     assert built == message
@@ -83,7 +83,7 @@ def test_a_message_with_an_object_in_it_is_compared_as_stored() -> None:
     message = ToolMessage("x", tool_call_id="c", artifact={1, 2})
     stored = CODEC.encode_message(message, "$")
     assert stored is not None
-    known = KnownMessage(1, message, stored)
+    known = KnownMessage.of(1, message, stored)
     assert known.build(CODEC) == message
     message.artifact.add(3)
     assert not known.equals(message, CODEC)

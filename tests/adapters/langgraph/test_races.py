@@ -107,7 +107,7 @@ def test_of_two_runs_that_read_the_same_one_is_told(
     kind: str, mode: str, processes: int, path: Path
 ) -> None:
     savers: list[Any] = [PerdureSaver(path) for _ in range(processes)]
-    assert count(savers, mode, kind, 3, seed=1) == {"1 done, 1 told": 3}
+    assert count(savers, mode, kind, 1, seed=1) == {"1 done, 1 told": 1}
     for saver in savers:
         saver.close()
 

@@ -294,3 +294,39 @@ def test_messages_of_any_role_or_class_of_langchain_are_kept(path: Path) -> None
         state = chat(saver, node).invoke(human("one"), config())
     assert seen_anew(path)[0] == state
     assert isinstance(state["messages"][0], HumanMessage)
+
+
+def test_a_message_that_an_entrypoint_changed_in_place_is_noticed(path: Path) -> None:
+    """Its code runs where other graphs only pass their input on."""
+    from langgraph.func import entrypoint
+
+    def build(saver: Any) -> Any:
+        @entrypoint(checkpointer=saver)  # type: ignore[untyped-decorator]
+        def talk(text: str, *, previous: Any) -> Any:
+            said = previous or []
+            if said:
+                said[0].content = "CHANGED"
+            return [*said, HumanMessage(text, id=text)]
+
+        return talk
+
+    with PerdureSaver(path) as saver:
+        graph = build(saver)
+        for text in ("one", "two", "three"):
+            state = graph.invoke(text, config())
+            assert state[0].content == ("one" if text == "one" else "CHANGED")
+            with PerdureSaver(path) as other:
+                assert build(other).get_state(config()).values == state
+
+
+def test_messages_that_a_caller_still_holds_are_not_handed_out_again(path: Path) -> None:
+    with PerdureSaver(path) as saver:
+        graph = chat(saver)
+        held = graph.invoke(human("one"), config())["messages"]
+        for _ in range(2):
+            state = graph.get_state(config()).values["messages"]
+            assert not {*map(id, state)} & {*map(id, held)}
+            assert state == held
+        graph.get_state(config()).values["messages"][0].content = "spoiled, and let go"
+        assert texts(graph.get_state(config()).values) == ["one", "re:one"]
+        assert texts(graph.invoke(human("two"), config()))[0] == "one"

@@ -8,6 +8,7 @@ taken back (`session.retract`), so that the session shows what the graph has.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import perdure
@@ -72,10 +73,7 @@ class ThreadMessages:
         count = sum(each[2] for each in ranges)
         unchanged = newest == ranges[-1][1] and len(self._session) == count
         if _is_whole(spec) and unchanged and not self._table:
-            known = [
-                KnownMessage(0, messages.to_message(stored, codec.decode), stored)
-                for stored in self._session.messages()
-            ]
+            known = [KnownMessage.read(0, stored, codec) for stored in self._session.messages()]
         else:
             known = [each for places in ranges for each in self._read_range(places, codec)]
         listed = self._keep(source, channel, MessageList(known, ranges, whole=_is_whole(spec)))
@@ -111,12 +109,15 @@ class ThreadMessages:
     def _know(self, position: int, stored: Data, codec: StateCodec) -> KnownMessage:
         known = self._table.get(position)
         if known is None:
-            known = self.learn(position, messages.to_message(stored, codec.decode), stored)
+            known = self._add(KnownMessage.read(position, stored, codec))
         return known
 
     def learn(self, position: int, message: Any, stored: Data) -> KnownMessage:
         """Keep a message that was just stored, or read."""
-        known = self._table[position] = KnownMessage(position, message, stored)
+        return self._add(KnownMessage.of(position, message, stored))
+
+    def _add(self, known: KnownMessage) -> KnownMessage:
+        self._table[known.position] = known
         if known.id is not None:
             self._by_id[known.id] = known
         return known
@@ -157,11 +158,11 @@ class ThreadMessages:
         index: ThreadIndex,
         codec: StateCodec,
         *,
-        untouched: frozenset[str],
+        untouched: bool,
     ) -> ConversationPlan | None:
         """Decide how the conversation is stored; None if the state has none.
 
-        Nothing can have changed the channels in `untouched` since they were read.
+        If `untouched`, no node ran since the thread was read: the same objects are the same.
         """
         before = self._notes.conversation(parent.position) if parent is not None else None
         channel = _channel(values, before[0] if before is not None else None)
@@ -172,7 +173,7 @@ class ThreadMessages:
             return self._plan_other(channel, given, before, index, codec)
         _, source, spec = before
         old = self.read(source, channel, spec, codec, index.newest_message)
-        same = channel in untouched and len(given) == len(old)
+        same = untouched and old is self._newest and _are_same(self._lent, given, len(old))
         if not same and not old.is_start_of(given):
             return self._plan_other(channel, given, before, index, codec)
         early = self._early(parent, index, codec)
@@ -211,7 +212,7 @@ class ThreadMessages:
             in_order = known is not None and known.position > last and not added
             if known is None or not in_order or not known.equals(message, codec):
                 added.append(require_stored(message, codec, channel))
-                known = KnownMessage(0, message, added[-1])
+                known = KnownMessage.of(0, message, added[-1])
             last = known.position or last
             rest.append(known)
         _number([known for known in rest if not known.position])
@@ -253,7 +254,7 @@ class ThreadMessages:
             place = index.place(same.position) if same is not None else 0
             if same is None or added or place <= last or same.position in index.hidden:
                 added.append(require_stored(message, codec, channel))
-                same = KnownMessage(0, message, added[-1])
+                same = KnownMessage.of(0, message, added[-1])
             last = max(last, place)
             chosen.append(same)
         _number([known for known in chosen if not known.position])
@@ -301,9 +302,7 @@ class ThreadMessages:
         for known in plan.known:
             if known.position <= 0:
                 known.position += position
-                self._table[known.position] = known
-                if known.id is not None:
-                    self._by_id[known.id] = known
+                self._add(known)
         whole = _is_whole(plan.spec)
         listed = (
             MessageList(plan.known, ranges, whole=whole)
@@ -334,6 +333,11 @@ class ThreadMessages:
                 stacklevel=2,
             )
         index.read()
+
+
+def _are_same(lent: Sequence[Any], given: Sequence[Any], count: int) -> bool:
+    """Whether a list begins with the very objects that were handed out or stored before."""
+    return len(lent) == count <= len(given) and all(map(is_, lent, given))
 
 
 def _spec(ranges: list[Range], *, whole: bool) -> Spec:

@@ -22,6 +22,10 @@ Range = list[int]  # The first position, the last one, and how many messages are
 
 Fields = tuple[dict[str, Any], dict[str, Any] | None]
 
+_NO_DICT: dict[str, Any] = {}
+_NO_LIST: list[Any] = []
+_NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}  # Most messages have the same empty fields.
+_CONTAINERS = frozenset({dict, list})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes})
 _fields_of = attrgetter("__dict__", "__pydantic_extra__")
 _own_fields_of, _extra_fields_of = attrgetter("__dict__"), attrgetter("__pydantic_extra__")
@@ -32,19 +36,32 @@ class KnownMessage:
 
     __slots__ = ("_empty", "_filled", "_stored", "cls", "fields", "id", "position")
 
-    def __init__(self, position: int, message: Any, stored: dict[str, Any]) -> None:
+    def __init__(
+        self, position: int, cls: type, id: str | None, fields: Fields | None, stored: Any
+    ) -> None:
         self.position = position
         """Where it is stored; 0 until it is looked up."""
-        self.cls = type(message)
-        self.id: str | None = message.id
-        self.fields: Fields | None = copy_fields(message)
+        self.cls = cls
+        self.id = id
+        self.fields = fields
         """None if they hold objects that cannot be copied: then it is compared as stored."""
-        self._stored = stored if self.fields is None else None
-        own = self.fields[0] if self.fields is not None else {}
-        names = [name for name, value in own.items() if type(value) not in _ATOMS]
+        self._stored = stored if fields is None else None
+        own = fields[0].items() if fields is not None else ()
         # A built message must not share what can be changed. Most of it is empty.
-        self._empty = [(name, type(own[name])) for name in names if not own[name]]
-        self._filled = [name for name in names if own[name]]
+        empty = tuple([name for name, value in own if value is _NO_DICT or value is _NO_LIST])
+        self._empty = _NAMES.setdefault(empty, empty)
+        self._filled = tuple([name for name, value in own if value and type(value) in _CONTAINERS])
+
+    @classmethod
+    def of(cls, position: int, message: Any, stored: dict[str, Any]) -> "KnownMessage":
+        """Return a message that is stored."""
+        return cls(position, type(message), message.id, _copy(*_fields_of(message)), stored)
+
+    @classmethod
+    def read(cls, position: int, stored: dict[str, Any], codec: StateCodec) -> "KnownMessage":
+        """Return a message as it is stored, without building it."""
+        kind, own, extra = messages.to_fields(stored, codec.decode)
+        return cls(position, kind, own["id"], _copy(own, extra), stored)
 
     def build(self, codec: StateCodec) -> Any:
         """Return a new message with these fields."""
@@ -52,8 +69,8 @@ class KnownMessage:
             return messages.to_message(self._stored or {}, codec.decode)
         own, extra = self.fields
         fields = own.copy()
-        for name, kind in self._empty:
-            fields[name] = kind()
+        for name in self._empty:
+            fields[name] = fields[name].copy()
         for name in self._filled:
             fields[name] = copy_tree(fields[name])
         return messages.build(self.cls, fields, copy_tree(extra))
@@ -130,11 +147,19 @@ class MessageList:
         return longer
 
 
-def copy_fields(message: Any) -> Fields | None:
-    """Return a copy of a message's fields, or None if they hold other than plain data."""
-    own, extra = _fields_of(message)
+def _copy(own: dict[str, Any], extra: dict[str, Any] | None) -> Fields | None:
+    """Return a copy of fields, or None if they hold other than plain data.
+
+    Empty containers are shared: thousands of them would keep the garbage collector busy.
+    """
     try:
-        return {name: copy_tree(value) for name, value in own.items()}, copy_tree(extra)
+        fields = {
+            name: value
+            if type(value) in _ATOMS
+            else copy_tree(value) or (_NO_DICT if type(value) is dict else _NO_LIST)
+            for name, value in own.items()
+        }
+        return fields, copy_tree(extra)
     except TypeError:
         return None
 

@@ -137,6 +137,13 @@ def _stored_calls(calls: Any) -> list[dict[str, Any]] | None:
 
 def to_message(stored: dict[str, Any], decode: Convert) -> Any:
     """Return a new message with the class and the fields that were stored."""
+    return build(*to_fields(stored, decode))
+
+
+def to_fields(
+    stored: dict[str, Any], decode: Convert
+) -> tuple[Any, dict[str, Any], dict[str, Any] | None]:
+    """Return the class, the fields and the additional fields of a stored message."""
     extra = stored.get(EXTRA) or {}
     cls = _CLASSES[extra["class"]] if "class" in extra else _USUAL[stored["role"]]
     content = stored["content"]
@@ -166,7 +173,7 @@ def to_message(stored: dict[str, Any], decode: Convert) -> Any:
             more = decode(value)
         elif name != "class":
             fields[name] = value if type(value) in _PLAIN else decode(value)
-    return build(cls, fields, more)
+    return cls, fields, more
 
 
 _set = object.__setattr__

@@ -329,9 +329,12 @@ class Thread:
         self, new: NewCheckpoint, parent: CheckpointPlace | None, codec: StateCodec
     ) -> ConversationPlan | None:
         values = new.checkpoint["channel_values"]
-        # Nothing ran between the reading of a thread and the checkpoint of its new input.
-        is_input = new.metadata.get("source") == "input"
-        untouched = frozenset(values) - new.changed if is_input else frozenset[str]()
+        # No node runs before the input of a run is stored, and then passed on to the channels. (An
+        # entrypoint of the functional API has no triggers: there the code itself takes the input.)
+        before = self.notes.read(parent.position)["meta"] if parent is not None else {}
+        triggers = any(name.startswith(TRIGGER) for name in new.changed)
+        passed_on = before.get("source") == "input" and INPUT in new.changed and triggers
+        untouched = passed_on or new.metadata.get("source") == "input"
         return self.conversation.plan(values, parent, self.index, codec, untouched=untouched)
 
     def _describe_place(

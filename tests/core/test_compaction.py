@@ -10,6 +10,7 @@ import perdure
 from perdure.backends.addresses import open_backend
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Append, Backend, Entry, Outcome
+from perdure.core import compaction
 from perdure.core import replica as replica_module
 from perdure.core.state import session_state
 from perdure.errors import (
@@ -412,6 +413,19 @@ def test_a_writer_during_a_compaction_loses_nothing(backend: Backend) -> None:
     expected += ["before the drop", "after the drop"]
     assert contents(reopened(session)) == contents(writer) == expected
     assert reopened(session).verify().complete_from == 59
+
+
+def test_of_two_compactions_at_once_each_message_is_counted_once(backend: Backend) -> None:
+    session = filled(backend)
+    run, replica = session._handle.run, session._replica
+    cut = run(compaction.find_cut(replica, compaction.CompactRequest(keep=3)))
+    reopened(session).compact(keep=10)
+    session.refresh()
+    session._handle.write(compaction.plan_compaction(replica, cut))
+    for opened in (session, reopened(session)):
+        assert len(opened) == 3
+        assert contents(opened) == ["57", "58", "59"]
+        opened.verify()
 
 
 def test_branches_and_holds_prevent_it(backend: Backend) -> None:

@@ -232,6 +232,8 @@ def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
         waiting += [call.position for call in talk.calls.values()]
         if any(position < first for position in waiting):
             raise batch.conflict("a turn was continued that the compaction would have dropped")
+        # Another process may have compacted less since the cut was found: its record counts those.
+        dropped = [position for position in cut.messages if position >= batch.past.first]
         carried = yield from _carried(batch, cut)
         rows = yield from index.rows_since(
             batch.past, batch.index_cache, state.index, state.recent_ids, first
@@ -246,7 +248,7 @@ def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
             facts=cut.base.facts(),
             recent=cut.base.recent_ids,
             carried=tuple(record.position for record in carried),
-            messages=sum(not talk.is_hidden(position) for position in cut.messages),
+            messages=sum(not talk.is_hidden(position) for position in dropped),
         )
         batch.add_content(token(), compacted)
         snapshot = Snapshot(state=STATE_VERSION, facts=batch.state.facts())

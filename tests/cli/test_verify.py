@@ -45,7 +45,7 @@ def test_whole_sessions_are_ok_one_by_one_and_in_sum(path: Path) -> None:
     assert done.stdout.splitlines() == [
         "OK       claim-4711  18 entries",
         "OK       empty-handed  1 entry",
-        "OK       gone  1 entry",
+        "OK       gone  1 entry, complete from 2",
         "OK       what-if  7 entries",
         "4 sessions checked, none damaged.",
         "The store itself is intact.",
@@ -89,6 +89,7 @@ def test_json_says_what_was_checked(path: Path) -> None:
         "position": 18,
         "digest": verified.digest,
         "torn": 0,
+        "complete_from": 1,
         "half_copied": False,
         "first_bad": None,
         "problems": [],

@@ -52,7 +52,12 @@ class Rewindable(MemoryBackend):
         return copy.deepcopy(self._streams)
 
     def put_back(self, saved: Any) -> None:
+        self._index.changed |= {*self._streams, *saved}
         self._streams = copy.deepcopy(saved)
+
+    def lose(self, stream: str) -> None:
+        self._streams.pop(stream)
+        self._index.changed.add(stream)
 
 
 class World:
@@ -401,7 +406,7 @@ def test_a_branch_that_took_the_name_meanwhile_is_another_history(world: World) 
     parent = world.store.session("parent")
     for _ in range(8):
         parent.append(said("parent"))
-    world.backend._streams.pop("s")
+    world.backend.lose("s")
     parent.branch("s", at=7)
     with pytest.raises(HistoryReplacedError) as caught:
         world.session.append(said("more"))

@@ -222,7 +222,8 @@ def faults(answers: Answers, good: Answers) -> list[str]:
 def _found_out(answers: Answers, listed: Answer, good: Answer) -> bool:
     if isinstance(listed, Wrong):
         return False
-    concerned = {head.id for head in {*listed} ^ {*good}}
+    concerned = {head.id for head in listed if head not in good}
+    concerned |= {head.id for head in good if head not in listed}
     return all(
         isinstance(answers.get(f"{name}: resume"), PerdureError)
         or isinstance(answers.get(f"{name}: verify"), PerdureError)

@@ -46,6 +46,7 @@ INTERNAL = {
         "ResultDispatcher",
         "StallDetector",
         "StepRunner",
+        "StepWaiter",
         "SessionReader",
         "Summaries",
         "Waiter",

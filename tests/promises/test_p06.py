@@ -119,7 +119,7 @@ def test_a_damaged_index_of_the_log_makes_no_difference(killed: damage.Killed) -
 
 def test_the_store_holds_what_the_trials_are_about(clean: damage.Clean) -> None:
     """The twin: undamaged, nothing is raised, and there is something of each kind to damage."""
-    assert len(clean.content) == 17 * 4096
+    assert len(clean.content) == 18 * 4096
     assert stores.silent(clean.answers)
     clean.path.write_bytes(clean.content)
     assert not stores.faults(stores.read_all(clean.path, clean.names), clean.answers)

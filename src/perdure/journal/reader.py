@@ -418,10 +418,7 @@ class ForwardReader:
         limit = min(limit, segment.high - self._at)
         entries = yield from self._read(segment, limit)
         if entries and entries[0].position > start + 1:
-            # Another process may have compacted the session since this view was read.
-            error = yield from _why_dropped(segment.stream.session, start + 1)
-            if isinstance(error, CompactedError):
-                raise error
+            yield from self._require_not_compacted(segment.stream.session, start + 1)
         for entry in entries:
             if entry.position <= segment.high:
                 self._queue(segment, entry)
@@ -429,6 +426,17 @@ class ForwardReader:
             yield from self._skip_segment(segment)
         if self._at >= segment.high:
             self._segment = next(self._segments, None)
+
+    def _require_not_compacted(self, name: str, position: int) -> Steps[None]:
+        """Raise if another process has compacted the session since this view was read."""
+        try:
+            error = yield from _why_dropped(name, position)
+        except DamagedError:
+            if self._on_damage is None:
+                raise
+            return  # It is reported with the entry that is damaged.
+        if isinstance(error, CompactedError):
+            raise error
 
     def _read(self, segment: Segment, limit: int) -> Steps[Sequence[Entry]]:
         name, after = segment.stream.session, self._at

@@ -196,6 +196,7 @@ def test_a_file_without_the_index_of_live_sessions_gets_it(path: Path) -> None:
     backend = SqliteBackend(path)
     assert [head.stream for head in backend.streams(without=["deleted"])] == ["s"]
     assert [head.stream for head in backend.streams()] == ["s"]
+    assert append_all(backend, append_of("t", 1, 1)) == ["stored"]  # A reader changes no schema.
     backend.close()
     other = apsw.Connection(str(path))
     assert other.execute("select sql from sqlite_schema where name = 'head_live'").get

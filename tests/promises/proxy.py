@@ -1,5 +1,7 @@
 """A TCP proxy for the protocol of Postgres that cuts a connection at a chosen message.
 
+It may call somebody when it does, who kills the client or the server, before the line ends.
+
 Messages of both directions are counted together, over all connections, from the moment it is armed.
 The chosen one is not passed on, or passed on in half, or passed on whole and the line cut right
 after it; whatever came later on that line is lost. Other lines go on.
@@ -8,6 +10,7 @@ after it; whatever came later on that line is lost. Other lines go on.
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 Way = Literal["before", "half", "after"]
@@ -30,20 +33,21 @@ class Proxy:
         self.port: int = self._door.getsockname()[1]
         self._lock = threading.Lock()
         self._cut: Cut | None = None
-        self._seen = 0
+        self.senders: list[str] = []
+        """Who sent each message since it was armed."""
+        self._call: Callable[[], object] | None = None
         self.done = ""
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def arm(self, cut: Cut) -> None:
-        """Cut once from now on."""
+    def arm(self, cut: Cut, call: Callable[[], object] | None = None) -> None:
+        """Cut once from now on, and make a call just before the line ends."""
         with self._lock:
-            self._cut, self._seen, self.done = cut, 0, ""
+            self._cut, self.senders, self.done, self._call = cut, [], "", call
 
-    def disarm(self) -> int:
-        """Cut no more; return how many messages were seen."""
+    def disarm(self) -> None:
+        """Cut no more."""
         with self._lock:
             self._cut = None
-            return self._seen
 
     def close(self) -> None:
         self._door.close()
@@ -68,10 +72,11 @@ class Proxy:
             while message := _message(source, begins=begins):
                 way = self._judge(who, message[:1] if not begins else b"startup")
                 begins = False
-                if way == "before":
-                    break
-                target.sendall(message[: len(message) // 2] if way == "half" else message)
+                if way != "before":
+                    target.sendall(message[: len(message) // 2] if way == "half" else message)
                 if way is not None:
+                    if self._call is not None:
+                        self._call()
                     break
         for one in (source, target):
             with contextlib.suppress(OSError):
@@ -82,8 +87,8 @@ class Proxy:
         with self._lock:
             if self._cut is None or self.done:
                 return None
-            self._seen += 1
-            if self._seen != self._cut.number:
+            self.senders.append(who)
+            if len(self.senders) != self._cut.number:
                 return None
             self.done = f"{self._cut.way} {letter.decode()} of the {who}"
             return self._cut.way

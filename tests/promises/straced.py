@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,12 +24,17 @@ WORKS = _try()  # It is not there everywhere, and some containers do not allow i
 
 def run(kind: Kind, directory: Path, turns: int, *inject: str, log: Path | str = os.devnull) -> End:
     """Play the script in a child, with injections such as `pwrite64:error=EIO:when=3`."""
+    return trace(kind, children.program(directory, turns, kind.name)[0][1:], *inject, log=log)
+
+
+def trace(kind: Kind, words: list[str], *inject: str, log: Path | str = os.devnull) -> End:
+    """Run Python with these words, under `strace`, with injections."""
     spoil = [word for one in inject for word in ("-e", f"inject={one}")]
     trace = ["-e", f"trace={','.join(kind.changes)}", "-e", "signal=none"]
-    words = ["strace", "-f", "-qq", "-o", str(log), *trace, *spoil]
-    program, environment = children.program(directory, turns, kind.name)
+    strace = ["strace", "-f", "-qq", "-o", str(log), *trace, *spoil]
+    _, environment = children.program(children.ROOT, 0, kind.name)
     done = subprocess.run(
-        [*words, *program],
+        [*strace, sys.executable, *words],
         cwd=children.ROOT,
         env=environment,
         capture_output=True,
@@ -46,5 +52,10 @@ def counts(kind: Kind, directory: Path, turns: int) -> Counter[str]:
     kind.clear(directory)
     log = directory / "calls.strace"
     run(kind, directory, turns, log=log)
+    return counted(kind, log)
+
+
+def counted(kind: Kind, log: Path) -> Counter[str]:
+    """Return how often each call that changes files is in a log."""
     names = (line.split("(")[0].split()[-1] for line in log.read_text().splitlines() if "(" in line)
     return Counter(name for name in names if name in kind.changes)

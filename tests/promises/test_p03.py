@@ -3,23 +3,26 @@
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import perdure
-from perdure.backends.protocol import Backend, Entry
+from perdure.backends.postgres.backend import PostgresBackend
+from perdure.backends.protocol import Append, Backend, Entry, Outcome
+from perdure.core import dropped_ids
 from perdure.core.state.session_state import SNAPSHOT_EVERY
 from perdure.journal.reader import PAGE
 from perdure.testing.faults import BackendWrapper
-from tests.promises import p03_copies, p03_kills, straced
+from tests.promises import p03_batches, p03_compactions, p03_copies, p03_kills, straced
 from tests.promises.children import collect, fork, ledger_of
-from tests.promises.kinds import KINDS, Kind
+from tests.promises.kinds import KINDS, SQLITE, Kind
 from tests.promises.ledger import Hasty
 from tests.promises.p03_kills import TURNS, Point, judge, killed_at, points
 from tests.promises.promise import Promise, sample
+from tests.promises.works import Line, Place, Work
 
 pytestmark = [pytest.mark.durability, pytest.mark.slow]
 
@@ -38,6 +41,55 @@ def test_no_kill_loses_what_was_acknowledged_or_stops_a_session(promise: Promise
 @pytest.mark.parametrize("promise", p03_copies.PROMISES, ids=lambda promise: promise.key)
 def test_a_killed_copy_is_hidden_and_can_be_finished(promise: Promise) -> None:
     assert sample(promise, seed=1, seconds=2, least=6) >= 6
+
+
+@each_kind
+def test_a_killed_compaction_loses_nothing_and_can_be_finished(kind: Kind, directory: Path) -> None:
+    place = Place(p03_compactions.WORK, kind, directory)
+    every = place.points()
+    assert len(every) > 100
+    trials = [place.killed_at(point) for point in random.Random(1).sample(every, 6)]
+    assert {trial.failure for trial in trials if trial is not None} == {""}
+
+
+@pytest.fixture
+def line(postgres_url: str) -> Iterator[Line]:
+    line = Line(postgres_url)
+    yield line
+    line.close()
+
+
+@pytest.mark.parametrize(
+    "work", [p03_compactions.WORK, p03_batches.WORK], ids=lambda work: work.name
+)
+def test_a_client_of_postgres_that_is_killed_at_a_message_leaves_all_or_nothing(
+    work: Work, line: Line
+) -> None:
+    cuts = random.Random(2).sample(line.cuts(work), 4)
+    trials = [line.killed_at(work, cut) for cut in cuts]
+    assert {trial.failure for trial in trials if trial is not None} == {""}
+
+
+def test_a_compaction_that_forgets_ids_is_seen(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(p03_compactions.WORK, SQLITE, directory)
+    monkeypatch.setattr(dropped_ids, "encode_pages", lambda _: [])
+    trial = place.killed_at(place.points()[-1])
+    assert trial is not None
+    assert "ids are not known" in trial.failure
+
+
+def test_a_batch_in_several_commits_is_seen(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = p03_batches.WORK
+
+    def apart(backend: PostgresBackend, appends: Sequence[Append]) -> Outcome:
+        return [backend.append([one])[0] for one in appends][-1]
+
+    monkeypatch.setattr(PostgresBackend, "append_together", apart)
+    cuts = [cut for cut in line.cuts(work)[-40:] if cut.way == "before"]
+    trials = [line.killed_at(work, cut) for cut in cuts[::2]]
+    assert any("half of the joint batch" in trial.failure for trial in trials if trial is not None)
 
 
 @each_kind

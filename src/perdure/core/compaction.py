@@ -22,6 +22,7 @@ from typing import NamedTuple
 from perdure.core import dropped_ids, index, lifecycle
 from perdure.core.plans import Plan, RecordBatch, strip_derived
 from perdure.core.replica import Replica
+from perdure.core.state.conversation import ConversationState
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.validation import require_int
 from perdure.errors import UsageError
@@ -56,7 +57,10 @@ class CompactResult(NamedTuple):
     carried: int
     """The records that were kept from before that position, because the session refers to them."""
     limited_by: str
-    """Why more is kept than was asked for, or "": a view, an open turn, a branch's shared past."""
+    """Why more is kept than was asked for, or "".
+
+    A view, an open turn, a message that stands before an older one, a branch's shared past.
+    """
 
 
 class CompactRequest(NamedTuple):
@@ -142,13 +146,19 @@ def find_cut(
             survey.add(linked, content, payload)
         if progress is not None and page:
             progress(page[-1].entry.position, past.tip.position)
-    wanted, view_limit = _wanted(survey, past, request), (yield from _view_limit(past, final))
-    first = _choose(survey, past, min(wanted, view_limit))
+    wanted = _wanted(survey, past, request, final.conversation)
+    view_limit = yield from _view_limit(past, final)
+    limit = min(wanted, view_limit)
+    first, last = _choose(survey, past, limit), final.last_message
+    is_moved = last < first and survey.messages[-1:] >= [first]  # A replacement may come before.
+    if is_moved:
+        first = _choose(survey, past, last)
     limited_by = ""
     if first < wanted <= _own_first(past):
         limited_by = "the history that it shares"
     elif first < wanted:
         limited_by = "a view" if view_limit < wanted else "a turn, a call or an answer"
+        limited_by = "a replacement" if is_moved else limited_by
     if first == past.first:
         return Cut(first, "", SessionState(), [], [], 0, [], limited_by)
     shared = yield from reader.read_entry(past, first - 1)
@@ -186,14 +196,19 @@ def _outcome_positions(position: int, content: EffectSettled) -> list[int]:
     return [content.intent, *range(position - before, position + 1)]
 
 
-def _wanted(survey: _Survey, past: History, request: CompactRequest) -> int:
+def _wanted(
+    survey: _Survey, past: History, request: CompactRequest, talk: ConversationState
+) -> int:
     """Return the first position that the caller wants to keep."""
     if request.before is not None:
         return min(max(request.before, past.first), past.tip.position + 1)
     keep, messages = request.keep or 0, survey.messages
     if keep >= len(messages):
         return past.first
-    return messages[-keep] if keep else past.tip.position + 1
+    if not keep:
+        return past.tip.position + 1
+    # A replacement stands where the replaced messages were: not all newer ones come later.
+    return min(sorted(messages, key=lambda position: (talk.place_of(position), position))[-keep:])
 
 
 def _view_limit(past: History, state: SessionState) -> Steps[int]:
@@ -233,7 +248,10 @@ def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
         if any(position < first for position in waiting):
             raise batch.conflict("a turn was continued that the compaction would have dropped")
         # Another process may have compacted less since the cut was found: its record counts those.
-        dropped = [position for position in cut.messages if position >= batch.past.first]
+        left = [position for position in cut.messages if position >= batch.past.first]
+        dropped = sum(not talk.is_hidden(position) for position in left)
+        if state.last_message < first and state.messages > dropped:
+            raise batch.conflict("the last message of the conversation would have been dropped")
         carried = yield from _carried(batch, cut)
         rows = yield from index.rows_since(
             batch.past, batch.index_cache, state.index, state.recent_ids, first
@@ -248,7 +266,7 @@ def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
             facts=cut.base.facts(),
             recent=cut.base.recent_ids,
             carried=tuple(record.position for record in carried),
-            messages=sum(not talk.is_hidden(position) for position in dropped),
+            messages=dropped,
         )
         batch.add_content(token(), compacted)
         snapshot = Snapshot(state=STATE_VERSION, facts=batch.state.facts())

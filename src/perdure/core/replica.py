@@ -103,6 +103,10 @@ PlanAnswers = dict[int, Any]
 """By the number of a plan: its result, or the PerdureError that it raised or was rejected with."""
 
 
+# They name their session wherever they stand, also where a compaction left nothing before them.
+BOUND_KINDS = frozenset({"compacted", "snapshot"})
+
+
 class Replica:
     """One session as this handle last read or wrote it."""
 
@@ -347,6 +351,7 @@ class Replica:
         # Two kinds of entry need not link to the known tip: the first one of a stream, and a
         # deletion, after which everything before it may have been dropped.
         begins = tip.position == 0 and linked.header.session is not None
+        begins = begins and linked.header.kind not in BOUND_KINDS
         dropped = linked.header.kind == "deleted" and linked.entry.position > tip.position
         if not begins and not dropped:
             chain.require_follows(self.name, tip, linked)

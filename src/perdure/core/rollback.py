@@ -39,14 +39,22 @@ def explain_damage(
 
 
 def skip_dropped(replica: "Replica", fresh: "Replica") -> Steps[bool]:
-    """Continue with a fresh replica if a compaction dropped the tip and records after it."""
+    """Continue with a fresh replica if a compaction dropped the tip and records after it.
+
+    NotFoundError if the session was deleted in between, and begun anew.
+    """
     try:
         yield from fresh.load()
     except PerdureError:
         return False
-    is_same = fresh.history.stream == replica.history.stream
+    known = replica.history.stream  # Without an id before the session had records.
+    is_same = not known.id or fresh.history.stream == known
     if not is_same or not fresh.state.compacted or fresh.state.begin <= replica.tip.position:
         return False
+    base = yield from fresh.loader.base_of(fresh.history)
+    if base is not None and not base.compacted and base.begin > replica.tip.position:
+        replica.deleted = True  # It began anew after a deletion, which was dropped as well.
+        replica.require_present()
     replica.view, replica._batches = fresh.view, fresh._batches  # noqa: SLF001 - of its own class
     return True
 

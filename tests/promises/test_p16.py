@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from perdure.core import history, view
+from perdure.core import dropped_ids, history, view
 from perdure.core.batch import JointPlan
 from perdure.core.plans import Plan
 from perdure.core.state.conversation import ConversationState
+from perdure.core.state.session_state import SessionState
 from perdure.core.view import newer_records
 from perdure.sync.session import Session
 from tests.promises import p16_machine as machine
@@ -26,7 +27,7 @@ def test_sessions_in_memory_behave_as_the_model(tmp_path: Path) -> None:
     assert happened["DivergenceError"] > 5, "ids were used again"
     assert happened["deleted"] > 10, "sessions ended"
     text = str(logs)
-    for kind in ("messages.retracted", "messages.replaced", "view: "):
+    for kind in ("messages.retracted", "messages.replaced", "view: ", "compacted from", "'fields'"):
         assert text.count(kind) > 10, kind
 
 
@@ -54,6 +55,8 @@ BREAKAGES: dict[str, tuple[Any, str, Any]] = {
     "the notes of a topic are not linked": (history, "previous_note", lambda _: 0),
     "a view leaves out a record": (view, "newer_records", leave_one_out),
     "a part of a batch commutes": (JointPlan, "invalidated_by", lambda *_: False),
+    "a compaction forgets ids": (dropped_ids, "encode_pages", lambda _: []),
+    "a compaction carries nothing": (SessionState, "cited_positions", lambda _: set()),
     "the last message is forgotten": (Session, "last_message", property(lambda _: None)),
 }
 

@@ -7,7 +7,7 @@ store declares.
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from perdure.backends.fields import FieldOrder
 from perdure.backends.protocol import (
@@ -25,6 +25,8 @@ from perdure.backends.protocol import (
     require_watch,
 )
 from perdure.errors import DamagedError, UnavailableError
+
+T = TypeVar("T")
 
 
 class Crash(BaseException):  # a simulated kill: `except Exception` must not handle it
@@ -89,12 +91,13 @@ class BackendWrapper:
         self.backend.close()
 
 
-class CrashAt(BackendWrapper):
-    """Raises `Crash` before or after the nth append is stored; all other appends pass."""
+CrashPoint = Literal["append.before", "append.after", "drop.before", "drop.after"]
 
-    def __init__(
-        self, backend: Backend, point: Literal["append.before", "append.after"], *, nth: int = 1
-    ) -> None:
+
+class CrashAt(BackendWrapper):
+    """Raises `Crash` before or after the nth append or drop; all other calls pass."""
+
+    def __init__(self, backend: Backend, point: CrashPoint, *, nth: int = 1) -> None:
         super().__init__(backend)
         self.point = point
         self.nth = nth
@@ -102,14 +105,23 @@ class CrashAt(BackendWrapper):
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """Store and return, or raise Crash if this is the nth call."""
-        self.calls += 1
-        crashes = self.calls == self.nth
-        if crashes and self.point == "append.before":
+        return self._call("append", lambda: self.backend.append(appends))
+
+    def drop(self, stream: str, *, before: int) -> None:
+        """Drop and return, or raise Crash if this is the nth call."""
+        self._call("drop", lambda: self.backend.drop(stream, before=before))
+
+    def _call(self, name: str, work: Callable[[], T]) -> T:
+        crashes = False
+        if self.point.startswith(name):
+            self.calls += 1
+            crashes = self.calls == self.nth
+        if crashes and self.point.endswith("before"):
             raise Crash(self.point)
-        outcomes = self.backend.append(appends)
+        result = work()
         if crashes:
             raise Crash(self.point)
-        return outcomes
+        return result
 
 
 class Flaky(BackendWrapper):

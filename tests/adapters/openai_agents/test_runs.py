@@ -1,7 +1,6 @@
 """Durable runs: what is recorded, what continues, what is not done twice, what is refused."""
 
 import asyncio
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -204,28 +203,6 @@ async def test_a_stream_that_breaks_is_asked_for_again_and_nothing_else(
     assert (len(server.requests), ledger.amounts) == (3, [5])
 
 
-async def test_a_stream_that_is_canceled_or_left_is_continued_by_the_same_call(
-    store: perdure.AsyncStore, client: Any, server: ModelServer, ledger: Ledger
-) -> None:
-    agent = build("streamed", client, ledger)
-    for how in ("left", "immediate", "after_turn"):
-        own = PerdureSession(how, store)
-        result = await own.run_streamed(agent, CHARGE)
-        async with contextlib.aclosing(result.stream_events()) as events:
-            async for event in events:
-                if event.type == "run_item_stream_event" and event.name == "tool_output":
-                    if how == "left":
-                        break
-                    result.cancel(mode=how)
-        assert result.final_output is None
-        assert await own.interrupted() == [{"role": "user", "content": CHARGE}]
-        charged, asked = len(ledger.amounts), len(server.requests)
-        again = await PerdureSession(how, store).run(agent, CHARGE)
-        assert again.final_output
-        assert len(ledger.amounts) == charged
-        assert len(server.requests) - asked <= 1
-
-
 async def test_who_speaks_is_recorded(
     store: perdure.AsyncStore, client: Any, ledger: Ledger
 ) -> None:
@@ -360,32 +337,6 @@ async def test_what_a_guardrail_withholds_is_taken_back(
         await own.run(inputs, "a secret")
     assert (await own.run(guarded, "Hello.")).final_output.startswith("Answer")
     assert (await seen(store)).interrupted == ()
-
-
-async def test_a_conversation_of_another_seat_is_continued_and_read_there_again(
-    store: perdure.AsyncStore, client: Any, server: ModelServer, ledger: Ledger
-) -> None:
-    session = await store.session("s")
-    chat_call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    await session.append(
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
-        {"role": "assistant", "content": None, "tool_calls": [chat_call]},
-        {"role": "tool", "tool_call_id": "c1", "content": "ok"},
-        {"role": "assistant", "content": "done"},
-    )
-    agent = build("plain", client, ledger)
-    own = PerdureSession("s", store)
-    first = await own.run(agent, CHARGE, id="r1")
-    await own.run(agent, "And now?")
-    again = await PerdureSession("s", store).run(agent, CHARGE, id="r1")
-    assert again.final_output == first.final_output
-    assert [len(request.body["input"]) for request in server.requests] == [6, 8, 10]
-    assert ledger.amounts == [5]
-    for format in ("openai.chat", "anthropic", "gemini"):
-        transcript = await (await seen(store)).messages(format=format)
-        assert violations(format, transcript, system=transcript.system) == []
-        assert "charged 5" in str(transcript)
 
 
 async def test_outside_of_a_durable_run_agents_and_tools_are_as_they_were(

@@ -137,16 +137,6 @@ def test_tokens_are_counted_without_an_answer(client: openai.OpenAI) -> None:
     assert counted.input_tokens == usage.input_tokens
 
 
-def test_a_prompt_is_compacted_to_one_item_that_can_be_sent(client: openai.OpenAI) -> None:
-    compacted = client.responses.compact(model="gpt-4o", input="hello")
-    [item] = compacted.output
-    assert item.type == "compaction"
-    other = client.responses.compact(model="gpt-4o", input="hello!")
-    assert other.output != compacted.output
-    sent: Any = [item.to_dict(), {"role": "user", "content": "and now?"}]
-    assert client.responses.create(model="gpt-4o", input=sent).output_text.startswith("Answer")
-
-
 @pytest.mark.parametrize("text", MARKS)
 def test_every_body_has_the_types_that_the_package_declares(server: ModelServer, text: str) -> None:
     body = {"model": "m", "input": text}

@@ -331,11 +331,10 @@ class DurableRun:
         return self.decisions.apply(result)
 
     async def finish(self, result: Any) -> None:
-        """End the run as the Runner did: complete, waiting for approvals, or canceled."""
-        is_canceled = getattr(result, "_cancel_mode", "none") != "none"
+        """End the run as the Runner did: complete, or waiting for approvals."""
         if self.turn.ended:
             await self._exit()
-        elif result.interruptions or (is_canceled and result.final_output is None):
+        elif result.interruptions:
             await self.turn.suspend()
         else:
             name = result.last_agent.name

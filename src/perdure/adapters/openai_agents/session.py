@@ -271,9 +271,8 @@ class PerdureSession:
     ) -> Any:
         """Start a run as `Runner.run_streamed` does, durable as with `run`; return its result.
 
-        The run ends when `stream_events()` has been read to its end. If it is canceled or not read
-        to its end, the same call continues it. A recorded response arrives again, each text in one
-        piece.
+        The run ends when `stream_events()` has been read to its end. A recorded response arrives
+        again, each text in one piece.
         """
         run = await self._begin(agent, input, id, options)
 
@@ -312,8 +311,6 @@ class PerdureSession:
                 shown = {**vars(following), "stream_events": result.stream_events}
                 vars(result).update(shown)
         except BaseException as error:
-            if isinstance(error, GeneratorExit):  # Not read to its end: nothing more is to run.
-                result.cancel()
             await self._leave(run, error)
             _raise_cause(error)
             raise

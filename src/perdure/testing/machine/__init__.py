@@ -8,14 +8,14 @@ compares. Nothing else in perdure imports hypothesis.
 
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from perdure.backends.protocol import Backend
 from perdure.core.state import session_state
-from perdure.testing.faults import CrashAt, Flaky, Torn
+from perdure.testing.faults import CrashAt, CrashPoint, Flaky, Torn
 from perdure.testing.machine import model
 from perdure.testing.machine.driver import (
     HeldTurn,
@@ -33,6 +33,8 @@ KEYS = ("plan", "x")
 TOPICS = ("plans", "costs")
 
 LABELS = ("new", "urgent")
+
+FIELDS = ("owner", "cost")
 
 TORN = "torn"
 
@@ -53,6 +55,8 @@ names = st.sampled_from(NAMES)
 
 texts = st.sampled_from(["one", "two", "", "três 💾"])
 
+field_values = st.sampled_from(["Ada", "é", 1, -2, None])
+
 documents = st.one_of(
     st.integers(-5, 5),
     st.none(),
@@ -61,7 +65,7 @@ documents = st.one_of(
 )
 
 
-def _crash(point: Literal["append.before", "append.after"], nth: int) -> StoreFault:
+def _crash(point: CrashPoint, nth: int) -> StoreFault:
     return StoreFault(f"{point} {nth}", lambda backend: CrashAt(backend, point, nth=nth))
 
 
@@ -82,6 +86,8 @@ def _tear(keep: int) -> StoreFault:
 
 
 crashes = st.builds(_crash, st.sampled_from(["append.before", "append.after"]), st.integers(1, 3))
+
+drop_crashes = st.builds(_crash, st.sampled_from(["drop.before", "drop.after"]), st.just(1))
 
 faults = st.one_of(
     crashes,
@@ -215,6 +221,22 @@ class SessionMachine(RuleBasedStateMachine):
         handle = self._pick_handle(pick)
         self.driver.call(handle, _label(handle, add, [remove] if remove else []))
 
+    @rule(pick=picks, field=st.sampled_from(FIELDS), value=field_values)
+    def describe(self, pick: int, field: str, value: str | int | None) -> None:
+        handle = self._pick_handle(pick)
+        self.driver.call(handle, _describe(handle, {field: value}))
+
+    @rule(pick=picks, keep=st.integers(0, 3))
+    def compact(self, pick: int, keep: int) -> None:
+        self.driver.compact(self._pick_filled(pick), keep)
+
+    def _pick_filled(self, pick: int) -> OpenHandle:
+        """Return a handle of a session that has something to drop, and something to keep."""
+        handle = self._pick_handle(pick)
+        for contents, record_id in ((["one", "two"], "id 0"), (["two", "one"], "")):
+            self.driver.call(handle, _append(handle, contents, record_id))
+        return handle
+
     # Turns.
 
     @rule(pick=picks, text=texts, number=st.integers(0, 3))
@@ -274,7 +296,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(
         pick=picks,
-        kind=st.integers(0, 7),
+        kind=st.integers(0, 8),
         text=texts,
         fault=faults,
         then=st.sampled_from(["retry", "crash", "overtake"]),
@@ -296,6 +318,7 @@ class SessionMachine(RuleBasedStateMachine):
             lambda: _retract(handle, [kind], shown=True),
             lambda: _replace(handle, (kind, kind + 1), [text, "three"]),
             lambda: _batch(handle, text, "plan", {"text": text, "long": LONG}),
+            lambda: _describe(handle, {"owner": f"of {text}"}),
         ]
         self.driver.call_with_fault(handle, calls[kind](), fault.wrap, then)
 
@@ -303,6 +326,10 @@ class SessionMachine(RuleBasedStateMachine):
     def crash_while_branching(self, pick: int, name: str, at: int, fault: StoreFault) -> None:
         handle = self._pick_handle(pick)
         self.driver.branch_with_fault(handle, name, _position(handle, at), fault.wrap)
+
+    @rule(pick=picks, keep=st.integers(0, 3), fault=st.one_of(crashes, drop_crashes))
+    def crash_while_compacting(self, pick: int, keep: int, fault: StoreFault) -> None:
+        self.driver.compact_with_fault(self._pick_filled(pick), keep, fault.wrap)
 
     @rule(name=names, fault=crashes)
     def crash_while_deleting(self, name: str, fault: StoreFault) -> None:
@@ -376,6 +403,11 @@ def _set(handle: OpenHandle, key: str, value: Any) -> SessionCall:
 def _label(handle: OpenHandle, add: str, remove: list[str]) -> SessionCall:
     write = model.label_write([add], remove)
     return SessionCall("label", lambda: handle.session.label(add, remove=remove), write)
+
+
+def _describe(handle: OpenHandle, fields: dict[str, Any]) -> SessionCall:
+    write = model.fields_write(fields)
+    return SessionCall("describe", lambda: handle.session.describe(**fields), write)
 
 
 def _begin(handle: OpenHandle, text: str, owner: int) -> SessionCall:

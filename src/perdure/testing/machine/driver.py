@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from perdure.backends.protocol import Backend
 from perdure.core.settings import Settings
 from perdure.errors import (
+    CompactedError,
     ConflictError,
     InUseError,
     NotFoundError,
@@ -47,9 +48,12 @@ HANDLES_MAX = 5  # allows two on one session; with more, each would get too few 
 OWN_KINDS = frozenset(
     {
         *("batch.discarded", "branch.kept", "branch.released", "branched", "deleted"),
-        *("batch", "index", "snapshot", "view"),
+        *("batch", "carried", "compacted", "ids.dropped", "index", "snapshot", "view"),
     }
 )
+
+
+UNSHARED_KINDS = frozenset({"fields", "labels"})  # A branch has none of its parent's.
 
 
 class HeldTurn(NamedTuple):
@@ -76,6 +80,17 @@ class OpenHandle:
         """Return the records of other handles that the caller does not know yet."""
         newer = [record for record in self.life.records if record.position > self.known_position]
         return [record for record in newer if record.position not in self.wrote]
+
+    @property
+    def knows_compactions(self) -> bool:
+        """Whether the handle has read the newest compaction: before, records may be missing."""
+        compactions = self.life.compactions
+        return not compactions or compactions[-1][0] <= self.session.position
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the caller knows nothing of what a compaction has kept."""
+        return self.known_position < self.life.first - 1
 
     def predict(self, write: ModelWrite) -> Prediction:
         return model.predict(self.life, self.session.position, write, self.unseen())
@@ -162,12 +177,16 @@ class SessionDriver:
     def compare(
         self, handle: OpenHandle, name: str, run: Callable[[], Any], expected: Prediction
     ) -> bool:
+        knew, behind = handle.knows_compactions, handle.is_behind
         try:
             result = run()
         except PerdureError as error:
             self.log.append(f"{name}: {type(error).__name__}")
-            assert type(error).__name__ == expected, (name, error, expected)
-            if isinstance(error, ConflictError) and error.head:
+            explained = _is_expected(handle.life, error, expected, knew=knew, behind=behind)
+            assert explained, (name, error, handle.life.compactions, knew, behind, expected)
+            if isinstance(error, CompactedError):
+                handle.refresh()
+            elif isinstance(error, ConflictError) and error.head:
                 handle.known_position = handle.session.position
             return False
         assert not isinstance(expected, str), f"{name} gave {result}, not {expected}"
@@ -234,14 +253,15 @@ class SessionDriver:
             return
 
         def count(counts: dict[str, int], record: Any) -> dict[str, int]:
-            if record.kind in OWN_KINDS or record.kind == "labels":  # A branch has no labels.
+            if record.kind in OWN_KINDS or record.kind in UNSHARED_KINDS:
                 return counts
             return {**counts, record.kind: counts.get(record.kind, 0) + 1}
 
-        seen = handle.session.position
+        handle.refresh()
         state = handle.session.view(count, name="counts", initial={}, every=VIEW_EVERY).state
-        kinds = [record.kind for record in handle.life.records if record.position <= seen]
-        assert state == Counter(kind for kind in kinds if kind != "labels")
+        # A view that was not stored yet does not know what was dropped before.
+        firsts = [0, *(first for _, first in handle.life.compactions)]
+        assert state in [_count_kinds(handle.life, first) for first in firsts]
         self.log.append(f"view: {sorted(state.items())}")
 
     def drop(self, handle: OpenHandle) -> None:
@@ -261,7 +281,9 @@ class SessionDriver:
         life, seen = handle.life, handle.session.position
         expected = handle.predict(write)
         known = life.seen(seen)
-        if isinstance(expected, AlreadyStored) and turn.id in {*known.turns, *known.failed}:
+        if turn_id and known.is_dropped(turn.id) and expected != "DivergenceError":
+            expected = "CompactedError"
+        elif isinstance(expected, AlreadyStored) and turn.id in {*known.turns, *known.failed}:
             continued = model.change_turn_write("turn.continued", turn.id, new_owner=owner)
             expected = handle.predict(continued)
         if self.compare(handle, "begin", turn.__enter__, expected):
@@ -308,6 +330,8 @@ class SessionDriver:
     def branch(self, handle: OpenHandle, name: str, at: int) -> None:
         alive, life = self.is_current(handle), handle.life
         first = max(life.begin, 1)
+        if life.compactions:  # Its state is known from the newest compaction on.
+            first = life.compactions[-1][0]
         good = alive and life.name in self.lives and first <= at <= handle.session.position
         try:
             child = handle.session.branch(self.prefix + name, at=at)
@@ -345,9 +369,8 @@ class SessionDriver:
         self.log.append(f"{life.name} at {at}: branch {name}")
 
     def delete(self, name: str) -> None:
-        needed = any(name == owner for life in self.lives.values() for owner, _ in life.owners[:1])
         expected: type[PerdureError] | None = None if name in self.lives else NotFoundError
-        if expected is None and needed:
+        if expected is None and self._is_needed(name):
             expected = InUseError
         try:
             self.store.delete(self.prefix + name)
@@ -357,12 +380,70 @@ class SessionDriver:
             assert expected is None, f"{name} was deleted, not {expected}"
             self._deleted(name)
 
+    def _is_needed(self, name: str) -> bool:
+        """Return whether a branch shares the records of a session."""
+        return any(name == owner for life in self.lives.values() for owner, _ in life.owners[:1])
+
     def _deleted(self, name: str) -> None:
         end = self.heads(deleted=True)[name].position
         assert end > self.lives[name].position
         del self.lives[name]
         self.ends[name] = end
         self.log.append(f"{name} {end}: deleted")
+
+    def compact(self, handle: OpenHandle, keep: int) -> None:
+        """Compact a session to its newest messages, and check what was dropped."""
+        life = handle.life
+        if not self.is_current(handle) or life.name not in self.lives:
+            return
+        handle.refresh()
+        state, end = life.state, handle.session.position + 1
+        wanted = max(model.wanted_first(state, keep, end), life.first)
+        try:
+            result = handle.session.compact(keep=keep)
+        except InUseError:
+            assert self._is_needed(life.name), "nothing needs its past"
+            return
+        if result.records == 0:
+            assert handle.session.position == end - 1, "it wrote although there is nothing to drop"
+            assert result.limited_by or wanted <= max(life.first, 1) or not state.shown
+            return
+        assert not self._is_needed(life.name), "a branch needs its past"
+        first = result.complete_from
+        assert first <= wanted, "more was dropped than allowed"
+        assert result.limited_by or first == wanted
+        assert result.messages == sum(item.position < first for item in state.shown)
+        self._compacted(handle)
+
+    def _compacted(self, handle: OpenHandle) -> None:
+        """Add a compaction to the model, at the position where the store has it."""
+        life, session = handle.life, handle.session
+        first = session.complete_from
+        for turn in life.state.turns:
+            assert life.state.begun[turn] >= first, "an open turn was dropped"
+        for record in life.records:
+            if record.call and not record.about:
+                stored = session.append(*record.call, id=record.id)
+                assert stored == record.position + len(record.call) - 1, "an id was forgotten"
+        (at,) = _compactions(session)
+        life.compacted(at, first)
+        self.touched.add(life.name)
+        self.log.append(f"{life.name} {at}: compacted from {first}")
+
+    def compact_with_fault(
+        self, handle: OpenHandle, keep: int, fault: Callable[[Backend], Backend]
+    ) -> None:
+        """Crash during a compaction: it was made or not, and the next one finishes it."""
+        try:
+            with self._failing(fault):
+                self.compact(handle, keep)
+        except Crash:
+            self.crash()
+            after = self._open_handle(handle.life)
+            known = [at for at, _ in handle.life.compactions]
+            if any(at not in known for at in _compactions(after.session)):
+                self._compacted(after)
+            self.compact(after, keep)
 
     def heads(self, **options: Any) -> dict[str, Any]:
         heads = self.store.sessions(prefix=self.prefix, **options)
@@ -455,21 +536,51 @@ def check_handle(handle: OpenHandle) -> None:
     }
 
 
+def _is_expected(
+    life: SessionLife, error: PerdureError, expected: Prediction, *, knew: bool, behind: bool
+) -> bool:
+    """Return whether an error is the predicted one, or one that a compaction explains.
+
+    A handle that does not know of it cannot read what is gone. One whose view ends before the cut
+    cannot tell what it has missed.
+    """
+    if isinstance(error, CompactedError):
+        return not knew or (life.first > 0 and expected in ("CompactedError", "NotFoundError"))
+    return type(error).__name__ == expected or (behind and isinstance(error, ConflictError))
+
+
+def _compactions(session: Session) -> list[int]:
+    """Return the position of the newest compaction, if there is one."""
+    newest = session.records(kinds=["compacted"], reverse=True, limit=1)
+    return [record.position for record in newest]
+
+
+def _count_kinds(life: SessionLife, first: int) -> dict[str, int]:
+    """Count the records from a position on, by kind."""
+    kinds = [record.kind for record in life.records if record.position >= first]
+    return Counter(kind for kind in kinds if kind not in UNSHARED_KINDS)
+
+
 def _labels(state: ModelState) -> set[str]:
     return state.labels | {"turn-open"} if state.turns else state.labels
 
 
 def check_session(session: Session, state: ModelState) -> None:
     """Check that a session reads back everything that was written, and verify its chain."""
+    assert state.first in (0, session.complete_from)
     assert session.messages() == state.messages
     assert session.messages(last=2) == state.messages[-2:]
     for key in state.values:
         check_value(session, key, state)
     for topic, notes in state.topics.items():
+        if not topic:
+            continue
         contents: list[tuple[int, Any]] = [
             (one.position, one.content) for one in session.notes(topic)
         ]
-        assert [(position, note.data) for position, note in reversed(contents)] == notes
+        dropped = sum(position < state.first for position, _ in notes)
+        kept = notes[max(dropped - 1, 0) :]  # The newest one before the cut is carried.
+        assert [(position, note.data) for position, note in reversed(contents)] == kept
     session.verify()
 
 
@@ -479,12 +590,17 @@ def check_value(session: Session, key: str, state: ModelState) -> None:
     assert session.get(key, DELETED_VALUE) == state.value(key)
     assert session.values.version(key) == len(versions)
     history = list(session.values.history(key))
-    assert len(history) == len(versions)
-    for number, (version, (position, value)) in enumerate(zip(history, versions, strict=True), 1):
-        assert (version.version, version.position) == (number, position)
+    kept = [number for number, one in enumerate(versions, 1) if one[0] >= state.first]
+    assert [version.version for version in history][-len(kept) :] == kept or not kept
+    for version in history:
+        position, value = versions[version.version - 1]
+        assert version.position == position
         assert version.deleted == (value is DELETED_VALUE)
+    for number, (position, value) in enumerate(versions, 1):
         try:
             assert session.get(key, version=number) == value
+        except CompactedError:
+            assert position < state.first
         except NotFoundError:
             assert value is DELETED_VALUE
 
@@ -495,11 +611,17 @@ def check_listing(driver: SessionDriver) -> None:
     assert set(heads) == set(driver.lives)
     for name, life in driver.lives.items():
         if not life.torn:  # a torn append leaves its labels on the head
-            assert heads[name].labels == _labels(ModelState(life.records))
+            assert heads[name].labels == _labels(life.state)
+            assert heads[name].fields == life.state.fields
     for label in {label for head in heads.values() for label in head.labels}:
         listed = driver.store.sessions(prefix=driver.prefix, labels=[label])
         assert [head.id for head in listed] == [
             head.id for head in heads.values() if label in head.labels
+        ]
+    for field in {field for head in heads.values() for field in head.fields.items()}:
+        listed = driver.store.sessions(prefix=driver.prefix, where=dict([field]))
+        assert [head.id for head in listed] == [
+            head.id for head in heads.values() if field in head.fields.items()
         ]
 
 
@@ -507,7 +629,7 @@ def check_touched(driver: SessionDriver) -> None:
     """Check every touched session as a newly opened handle sees it, and all open handles."""
     for name in sorted(driver.touched & set(driver.lives)):
         session = driver.store.resume(driver.prefix + name)
-        state = ModelState(driver.lives[name].records)
+        state = driver.lives[name].state
         check_session(session, state)
         driver.log.append(f"{name}: {session.messages()} {sorted(session.labels)}")
     driver.touched.clear()

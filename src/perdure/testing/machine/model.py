@@ -36,16 +36,21 @@ class ShownMessage(NamedTuple):
 class ModelState:
     """The state of a session after some records."""
 
-    def __init__(self, records: Sequence[ModelRecord]) -> None:
+    def __init__(self, records: Sequence[ModelRecord], first: int = 0) -> None:
+        self.first = first
+        """The first position that compactions kept, 0 without one."""
         self.shown: list[ShownMessage] = []
         self.topics: dict[str, list[tuple[int, Any]]] = {}
         self.values: dict[str, list[tuple[int, Any]]] = {}
         self.turns: dict[str, int] = {}
         self.failed: set[str] = set()
+        self.begun: dict[str, int] = {}
         self.labels: set[str] = set()
+        self.fields: dict[str, Any] = {}
         self.ids: dict[str, tuple[str, str, Any, tuple[Any, ...]]] = {}
         for record in records:
             self._apply(record)
+        self.shown = [item for item in self.shown if item.position >= first]
 
     def _apply(self, record: ModelRecord) -> None:
         kind, about, value, record_id, position, call = record
@@ -53,17 +58,19 @@ class ModelState:
             self.ids[record_id] = (kind, about, value, call)
         if kind in CONVERSATION_KINDS:
             self._apply_message(kind, value, position)
-        elif kind == "note" and about:
-            self.topics.setdefault(about, []).append((position, value))
-        elif kind == "value":
-            self.values.setdefault(about, []).append((position, value))
+        elif kind in ("note", "value"):
+            versions = self.topics if kind == "note" else self.values
+            versions.setdefault(about, []).append((position, value))
         elif kind in ("turn.begun", "turn.continued"):
             self.turns[about] = value
         elif kind.startswith("turn."):
             self.turns.pop(about, None)
         elif kind == "labels":
             self.labels = (self.labels | set(value[0])) - set(value[1])
+        elif kind == "fields":
+            self.fields = {k: v for k, v in {**self.fields, **value}.items() if v is not None}
         if kind.startswith("turn."):
+            self.begun.setdefault(about, position)
             self.failed = self.failed | {about} if kind == "turn.failed" else self.failed - {about}
 
     def _apply_message(self, kind: str, value: Any, position: int) -> None:
@@ -80,6 +87,10 @@ class ModelState:
         before = [item for item in kept if item.place < first]
         after = [item for item in kept if item.place > last]
         self.shown = [*before, *(item._replace(place=last) for item in new), *after]
+
+    def is_dropped(self, turn: str) -> bool:
+        """Return whether a compaction dropped the records of a turn."""
+        return self.begun.get(turn, self.first) < self.first
 
     @property
     def messages(self) -> list[Any]:
@@ -107,24 +118,47 @@ class SessionLife:
         """Sessions whose history this one shares: the nearest first, each up to a position."""
         self.torn: set[int] = set()
         """Positions of appends that a crash truncated; they count as not stored."""
+        self.compactions: list[tuple[int, int]] = []
+        """The position of each compaction, and the first position that it kept."""
 
     @property
     def position(self) -> int:
         """The position of the newest record in the model."""
         return max(self.base, self.records[-1].position if self.records else 0)
 
+    @property
+    def first(self) -> int:
+        """The first position that compactions kept, 0 without one."""
+        return self.compactions[-1][1] if self.compactions else 0
+
+    @property
+    def state(self) -> ModelState:
+        """The state after all records."""
+        return ModelState(self.records, self.first)
+
     def seen(self, position: int) -> ModelState:
         """Return the state of a handle that has read up to a position."""
-        return ModelState([record for record in self.records if record.position <= position])
+        records = [record for record in self.records if record.position <= position]
+        firsts = [first for at, first in self.compactions if at <= position]
+        return ModelState(records, firsts[-1] if firsts else 0)
+
+    def compacted(self, at: int, first: int) -> None:
+        """Drop what is before a position. A branch then needs no other session any more."""
+        self.compactions.append((at, first))
+        self.base = max(self.base, at)
+        self.owners = []
 
     def branch(self, name: str, at: int) -> "SessionLife":
-        """Return the life of a branch: it shares the records except the labels."""
+        """Return the life of a branch: it shares the records except labels and fields."""
         child = SessionLife(name, begin=self.begin)
         child.base = at + 1
         child.torn = {position for position in self.torn if position <= at}
         child.records = [
-            record for record in self.records if record.position <= at and record.kind != "labels"
+            record
+            for record in self.records
+            if record.position <= at and record.kind not in ("labels", "fields")
         ]
+        child.compactions = [*self.compactions]
         beyond = [owner for owner, until in self.owners if until >= at]
         child.owners = [(beyond[-1] if beyond else self.name, at)]
         child.owners += [(owner, until) for owner, until in self.owners if until < at]
@@ -163,7 +197,7 @@ def predict(
         return prediction
     if any(write.invalidated_by(record) for record in unseen):
         return "ConflictError"
-    return write.attempt(ModelState(life.records))
+    return write.attempt(life.state)
 
 
 def _never(_: ModelRecord) -> bool:
@@ -308,3 +342,16 @@ def batch_write(parts: Sequence[ModelWrite]) -> ModelWrite:
 def label_write(add: Sequence[str], remove: Sequence[str]) -> ModelWrite:
     """Add and remove labels."""
     return ModelWrite(lambda _: [ModelRecord("labels", "", (tuple(add), tuple(remove)))], _never)
+
+
+def fields_write(fields: dict[str, Any]) -> ModelWrite:
+    """Set fields; None removes one."""
+    return ModelWrite(lambda _: [ModelRecord("fields", "", fields)], _never)
+
+
+def wanted_first(state: ModelState, keep: int, end: int) -> int:
+    """Return the first position that a compaction should keep, without what limits it."""
+    positions = [item.position for item in state.shown]
+    if keep >= len(positions):
+        return state.first
+    return min(positions[-keep:]) if keep else end

@@ -120,10 +120,6 @@ class ModelApi:
             case "POST", ["v1", "responses", "input_tokens"]:
                 count = self._prompt(_require_object(request.body)).tokens
                 return Reply(200, {"object": "response.input_tokens", "input_tokens": count})
-            case "POST", ["v1", "responses", "compact"]:
-                body = _require_object(request.body)
-                prompt = self._prompt({**body, "model": _require_model(body)})
-                return Reply(200, responses.compaction(prompt))
             case "POST", ["v1", "embeddings"]:
                 body = _require_object(request.body)
                 return Reply(200, _embed({**body, "model": _require_model(body)}))

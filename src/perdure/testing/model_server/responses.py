@@ -101,24 +101,6 @@ def response(prompt: Prompt, answer: Answer) -> dict[str, Any]:
     }
 
 
-def compaction(prompt: Prompt) -> dict[str, Any]:
-    """Return the body that stands for a whole prompt: one item, sealed by a digest of it."""
-    item = {"id": f"cmp_{prompt.seed}", "type": "compaction"}
-    return {
-        "id": f"resp_{prompt.seed}",
-        "object": "response.compaction",
-        "created_at": CREATED,
-        "output": [{**item, "encrypted_content": f"sealed-{prompt.seed}"}],
-        "usage": {
-            "input_tokens": prompt.tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": 1,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt.tokens + 1,
-        },
-    }
-
-
 def events(prompt: Prompt, answer: Answer) -> Iterator[dict[str, Any]]:
     """Yield the numbered events of a streamed answer."""
     done = response(prompt, answer)

@@ -103,10 +103,6 @@ PlanAnswers = dict[int, Any]
 """By the number of a plan: its result, or the PerdureError that it raised or was rejected with."""
 
 
-# They name their session wherever they stand, also where a compaction left nothing before them.
-BOUND_KINDS = frozenset({"compacted", "snapshot"})
-
-
 class Replica:
     """One session as this handle last read or wrote it."""
 
@@ -350,8 +346,9 @@ class Replica:
         chain.require_same_stream(stream, linked)
         # Two kinds of entry need not link to the known tip: the first one of a stream, and a
         # deletion, after which everything before it may have been dropped.
-        begins = tip.position == 0 and linked.header.session is not None
-        begins = begins and linked.header.kind not in BOUND_KINDS
+        # Compactions and snapshots name the session too, also where nothing is left before them.
+        begins = not tip.position and linked.header.session is not None
+        begins = begins and linked.header.kind not in ("compacted", "snapshot")
         dropped = linked.header.kind == "deleted" and linked.entry.position > tip.position
         if not begins and not dropped:
             chain.require_follows(self.name, tip, linked)

@@ -17,12 +17,12 @@ from perdure.backends.protocol import Backend
 from perdure.core.state import session_state
 from perdure.testing.faults import CrashAt, CrashPoint, Flaky, Torn
 from perdure.testing.machine import model
+from perdure.testing.machine.checks import check_touched
 from perdure.testing.machine.driver import (
     HeldTurn,
     OpenHandle,
     SessionCall,
     SessionDriver,
-    check_touched,
 )
 from perdure.testing.machine.model import DELETED_VALUE
 

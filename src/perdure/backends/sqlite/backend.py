@@ -86,9 +86,9 @@ ADD_LABEL = "insert into label (label, name, stream) values (?, ?, ?)"
 
 REMOVE_LABEL = "delete from label where label = ? and name = ?"
 
-DROP_ENTRIES = 4096  # entries per transaction; measured, others wait 8 ms for each, at most 33 ms
+DROP_ENTRIES = 4096  # entries per transaction, which took 8 ms (at most 33): decision 0040
 
-VACUUM_PAGES = 256  # pages per transaction, 1 MiB; measured, 3 ms for each, at most 21 ms
+VACUUM_PAGES = 256  # pages per transaction, 1 MiB, which took 3 ms (at most 21): decision 0040
 
 FREE_SHARE = 10  # a file shrinks if more than one in so many pages is free; others are used again
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 
 from perdure.backends.files.backend import FilesBackend
@@ -193,6 +194,27 @@ def test_a_check_of_a_log_that_is_interrupted_anywhere_leaves_no_descriptor(tmp_
         visits = (interrupted(nth, use, lambda name: "log_check" in name) for nth in range(1, 999))
         assert sum(itertools.takewhile(bool, visits)) > 10
     assert descriptors() <= before
+
+
+def test_a_cursor_that_a_traceback_keeps_does_not_block_later_writes(tmp_path: Path) -> None:
+    """It keeps its snapshot, which is old after a write of another process."""
+    kept = []
+    with (
+        closing(SqliteBackend(tmp_path / "s")) as backend,
+        closing(SqliteBackend(tmp_path / "s")) as other,
+    ):
+        append_all(backend, append_of("s", 1, 3))
+
+        def interrupt(db: apsw.Connection) -> None:
+            kept.append(db.execute("select * from entry"))
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            backend._connections.write("s", interrupt)
+        append_all(other, append_of("s", 4, 4))
+        with at_once():
+            assert append_all(backend, append_of("s", 5, 5)) == ["stored"]
+        assert list(other.read("s")) == entries(1, 5)
 
 
 @pytest.mark.slow

@@ -104,8 +104,8 @@ class ConnectionPool:
             try:
                 self._require_same_file()
                 writer = (self._may_write and self._writer) or self._prepared_writer()
-                if writer.in_transaction:  # A KeyboardInterrupt hit between two lines below.
-                    writer.execute("rollback")
+                if writer.txn_state():  # A signal handler raised between two lines below.
+                    writer = self._replace_writer(writer)
                 if begin:
                     writer.execute("begin immediate")
                 changes = writer.total_changes()
@@ -264,6 +264,16 @@ class ConnectionPool:
         self._prepare_writer(writer)
         self._may_write = True
         return writer
+
+    def _replace_writer(self, writer: apsw.Connection) -> apsw.Connection:
+        """Close a writer that was left in a transaction, and return another one.
+
+        A rollback is not enough: the traceback of an interrupt may keep a cursor, whose statement
+        keeps its snapshot. Every write would be refused after one of another process.
+        """
+        self._may_write, self._log_identities, self._writer = False, [], None
+        writer.close(True)  # noqa: FBT003 - positional-only in apsw
+        return self._prepared_writer()
 
     def _rewrite_log_once(self, writer: apsw.Connection) -> None:
         """Rewrite the log, once per process, while no other process can write to it.

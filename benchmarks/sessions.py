@@ -100,8 +100,8 @@ def _append(
     ]
     at = chain.timestamp(1.7e9 + number)
     stream = StreamIdentity(name, random_text())
-    entries, _ = chain.link_entries(stream, EMPTY_CHAIN, drafts, time=at, cipher=PlainCipher())
-    return Append(name, entries, labels_of(texts).union(labels))
+    entry, _ = chain.link_entry(stream, EMPTY_CHAIN, drafts, time=at, cipher=PlainCipher())
+    return Append(name, [entry], labels_of(texts).union(labels))
 
 
 class Subject:

@@ -19,7 +19,7 @@ from perdure.backends.memory import MemoryBackend
 from perdure.errors import ConflictError, UnavailableError, UsageError
 from perdure.events import correlation_id
 from perdure.safe_text import is_safe
-from perdure.testing import Crash, CrashAt, Flaky, Torn
+from perdure.testing import Flaky
 from tests.support import said
 
 SECRET = "policy holder's secret"  # noqa: S105 - a word to look for
@@ -66,7 +66,7 @@ def test_a_conversation_is_told_from_opening_to_closing(log: io.StringIO) -> Non
     assert (said_["plan"], said_["position"], said_["correlation_id"]) == ("message", 3, "req-9")
     assert (end["plan"], end["outcome"]) == ("turn.end", "ok")
     assert (value["plan"], "correlation_id" in value) == ("value", False)
-    assert (named(log, "verify")[0]["entries"], named(log, "verify")[0]["position"]) == (5, 5)
+    assert (named(log, "verify")[0]["records"], named(log, "verify")[0]["position"]) == (5, 5)
     (resumed,) = named(log, "resume")
     assert (resumed["count"], resumed["role"], resumed["position"]) == (2, "assistant", 5)
     for told in events(log):
@@ -116,16 +116,6 @@ def test_doubt_and_its_end_are_told(log: io.StringIO) -> None:
     session.append(said("d"))
     (settled,) = named(log, "settled")
     assert (settled["first"], settled["last"], settled["outcome"]) == (2, 3, "stored")
-
-
-def test_a_torn_batch_is_told(log: io.StringIO) -> None:
-    backend = MemoryBackend()
-    dying = CrashAt(Torn(backend, keep=1), "append.before", nth=2)
-    with pytest.raises(Crash):
-        perdure.open(dying).session("s").append(said("a"), said("b"))
-    perdure.open(backend).session("s")
-    (recovery,) = named(log, "recovery")
-    assert (recovery["first"], recovery["last"], recovery["level"]) == (1, 1, "warning")
 
 
 def test_the_correlation_id_follows_each_task(log: io.StringIO, tmp_path: Path) -> None:

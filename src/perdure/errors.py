@@ -27,7 +27,6 @@
     └── DamagedError      stored data was altered or lost: stop, copy the store, verify it
         ├── ChainError    an entry is missing, out of order or altered
         ├── HistoryReplacedError     the store was put back to another history: decide
-        ├── IncompleteBatchError     a crash cut off the end of a batch
         └── PayloadError  the entry is intact, but is not a valid record
 
 Rules for editing: pass all arguments to `super().__init__`, so that errors survive pickling between
@@ -533,12 +532,6 @@ class HistoryReplacedError(DamagedError):
 
     def __str__(self) -> str:
         return f"the history of session {self.stream!r} was replaced: {self.reason}: {self.hint}"
-
-
-class IncompleteBatchError(DamagedError):
-    """A crash cut a batch in the middle. It was never acknowledged and counts as absent."""
-
-    _hint = "no action is needed, it was never acknowledged"
 
 
 class PayloadError(DamagedError):

@@ -12,7 +12,6 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `conflict` | another writer was first | `position`, `head` |
 | `write_in_doubt` | the outcome of a write is unknown | `first`, `last` |
 | `settled` | the outcome of a write in doubt is now known | `first`, `last` |
-| `recovery` | a torn batch was found, and counts as absent | `first`, `last` |
 | `snapshot_skipped` | a state snapshot could not be used | `position`, `reason` |
 | `history_replaced` | the store has another history than the one read | `position`, `head` |
 | `rollback_accepted` | a session continues from what the store has now | `position`, `head` |
@@ -58,7 +57,7 @@ correlation_id: ContextVar[str] = ContextVar("perdure_correlation_id", default="
 # Events that a person should see by default.
 _WARNINGS = frozenset(
     {
-        *("approval", "downgrade", "history_replaced", "lease_lost", "notify_failed", "recovery"),
+        *("approval", "downgrade", "history_replaced", "lease_lost", "notify_failed"),
         *("rollback_accepted", "snapshot_skipped", "summary_failed", "unstored", "version"),
         "write_in_doubt",
     }

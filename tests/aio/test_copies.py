@@ -44,7 +44,7 @@ async def test_a_copy_has_the_same_content_at_the_same_positions() -> None:
     content = ours[-1].content
     assert isinstance(content, Copied)
     assert (content.position, content.digest) == (theirs[-1].position, theirs[-1].digest)
-    assert (await copy.verify()).entries == len(ours)
+    assert (await copy.verify()).records == len(ours)
     assert await listed(store) == ["c", "s"]
 
 

@@ -242,7 +242,6 @@ EXAMPLES: list[PerdureError | errors.ToolFailureError] = [
     errors.DamagedError("s", 0, "reason"),
     errors.ChainError("s", 3, "reason"),
     errors.HistoryReplacedError("s", 5, 3),
-    errors.IncompleteBatchError("s", 3, "reason"),
     errors.PayloadError("s", 3, "reason"),
     errors.UnstorableError("the entry is too large"),
     errors.UnstoredResultError("s", "tool", "tuple", 7),

@@ -102,8 +102,8 @@ def test_a_damaged_stream_of_a_file_fails_alone(write: Callable[..., Told], tmp_
     def spoil() -> None:
         db = apsw.Connection(str(path))
         db.execute(
-            "insert into entry (stream, position, header, body)"
-            " select id, position + 1, x'68', x'62' from head where name = 'x'"
+            "insert into entry (stream, position, first, header, body)"
+            " select id, position + 1, position + 1, x'68', x'62' from head where name = 'x'"
         )
         db.close()
 
@@ -122,8 +122,8 @@ def spoil_on_server(url: str, address: str) -> None:
     here = parse_address(address)
     with connected(url, address) as admin:
         admin.execute(
-            "insert into entry (tenant, stream, position, header, body)"
-            " select tenant, stream, position + 1, 'h', 'b' from head"
+            "insert into entry (tenant, stream, position, first, header, body)"
+            " select tenant, stream, position + 1, position + 1, 'h', 'b' from head"
             " where name = 'x' and tenant = %s",
             (here.tenant,),
         )

@@ -66,7 +66,7 @@ def test_what_can_not_be_copied_is_named_and_ends_with_one(path: Path, tmp_path:
     result = invoke(None, "copy", str(path), str(tmp_path / "b.db"))
     assert result.exit_code == 1
     assert "not copied: 3 sessions" in result.stdout
-    assert "claim-4711: damaged (entry 3)" in result.stdout
+    assert "claim-4711: damaged (entry 2)" in result.stdout
     assert "empty-handed: conflict" in result.stdout
     assert "what-if: past" in result.stdout
     with perdure.open(tmp_path / "b.db") as store:
@@ -163,12 +163,12 @@ def test_a_bar_shows_how_far_each_phase_is(monkeypatch: pytest.MonkeyPatch) -> N
         assert shows("counting 0 sessions, ", begun)
         assert shows("counting 128 sessions, ", begun._replace(sessions=128))
         copying = CopyProgress("copying", 0, 200, 5, 10, 2048, round=1)
-        assert shows(f"copying {'━' * 10}╺{'━' * 9} 5 of 10 entries", copying)
+        assert shows(f"copying {'━' * 10}╺{'━' * 9} 5 of 10 records", copying)
         assert shows(" s  2.0 kB", copying)
-        assert shows("10 of 10 entries", copying._replace(entries=10))
+        assert shows("10 of 10 records", copying._replace(records=10))
         verifying = CopyProgress("verifying", 50, 200, 7, 10, 4096, round=2)
         assert shows(f"verifying {'━' * 5}╺{'━' * 14} 50 of 200 sessions", verifying)
-        assert shows(" s  7 entries", verifying)
+        assert shows(" s  7 records", verifying)
     with _CopyBar() as bar:  # Nothing is new: what takes long is to look at all of them.
         nothing = CopyProgress("copying", 64, 128, 0, 0, 0, round=1)
         assert shows(f"copying {'━' * 10}╺{'━' * 9} 64 of 128 sessions", nothing)

@@ -90,7 +90,7 @@ def test_the_demo_shows_both_sides_and_leaves_a_store_that_verifies(tmp_path: Pa
         assert session.get("plan") == {"step": 11}
         assert not session.interrupted
         verified = session.verify()
-    assert f"{verified.entries} entries, head {verified.digest[:8]}" in done.stdout
+    assert f"{verified.records} records, head {verified.digest[:8]}" in done.stdout
 
 
 def test_a_killed_process_died_in_the_middle_of_its_turn(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def _doctored(*, is_lost: bool):  # type: ignore[no-untyped-def] # noqa: ANN202 
 def _judged(path: str, session: str, lives: list[ProcessRun]) -> DemoVerdict:
     lost = check_module.unrecovered(lives)
     problems = check_module._comparison_problems(compare_records(TOLD, lives[-1].found.facts))
-    verified = perdure.VerifyResult(session, 4, 4, "0" * 64, 0, 0)
+    verified = perdure.VerifyResult(session, 4, 4, "0" * 64, 0)
     return DemoVerdict(4, 0, len(lost), 0, 2, {"step": 1}, verified, tuple(problems))
 
 

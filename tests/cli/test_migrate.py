@@ -271,10 +271,10 @@ def test_a_tenant_with_sql_of_its_own_can_not_take_the_places_of_another(
     with psycopg.connect(tenants[attacker], autocommit=True) as connection:
         for position in range(1, 9):
             connection.execute(
-                sql.SQL("insert into {} values (%s, %s, %s, %s, %s)").format(
+                sql.SQL("insert into {} values (%s, %s, %s, %s, %s, %s)").format(
                     sql.Identifier(schema, "entry")
                 ),
-                (key, position, attacker, b"forged", b"forged"),
+                (key, position, attacker, position, b"forged", b"forged"),
             )
         insert = sql.SQL("insert into {} (stream, tenant, until) values (%s, %s, %s)")
         connection.execute(insert.format(sql.Identifier(schema, "watch")), (key, attacker, 2**62))

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from tests.cli.support import damage, fill, invoke, objects, said
-from tests.test_docs import tear
+from tests.cli.support import damage, fill, invoke, objects
 
 
 @pytest.fixture
@@ -28,7 +27,6 @@ def test_everything_is_counted_exactly(path: Path) -> None:
         "sessions",
         "messages",
         "records",
-        "torn",
         "bytes",
         "largest",
         "interrupted",
@@ -39,7 +37,6 @@ def test_everything_is_counted_exactly(path: Path) -> None:
     assert found["messages"] == kinds["message"] == 8
     assert found["records"] == dict(kinds)
     assert found["guarantees"] == guarantees.as_data()
-    assert found["torn"] == 0
 
 
 def test_bytes_are_those_of_headers_and_bodies(path: Path) -> None:
@@ -88,21 +85,6 @@ def test_an_empty_store_counts_as_nothing(tmp_path: Path) -> None:
     assert found["sessions"] == {"live": 0, "deleted": 0, "branches": 0, "damaged": 0}
     assert (found["records"], found["bytes"], found["largest"]) == ({}, 0, [])
     assert invoke(path, "stats").exit_code == 0
-
-
-def test_what_a_crash_cut_off_is_not_counted_as_records(tmp_path: Path) -> None:
-    path = tmp_path / "torn.db"
-    with perdure.open(path) as store:
-        store.session("s").append(said("1"))
-        store.session("s").append(said("2"), said("3"), said("4"))
-    tear(path)
-    (found,) = objects(invoke(path, "stats", "--json"))
-    assert (found["messages"], found["torn"]) == (1, 2)
-    with perdure.open(path) as store:
-        store.session("s").append(said("5"))
-    (found,) = objects(invoke(path, "stats", "--json"))
-    assert (found["messages"], found["torn"]) == (2, 2)
-    assert "torn        2 entries that a crash cut off" in invoke(path, "stats").stdout
 
 
 def test_damage_is_said_and_the_rest_is_counted(path: Path) -> None:

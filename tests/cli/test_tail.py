@@ -57,7 +57,10 @@ def test_json_lines_are_those_of_show(path: Path) -> None:
 
 
 def test_what_can_not_be_read_is_said_in_its_place(path: Path) -> None:
-    damage(path, "update entry set body = 'x' where stream = :place and position = 17")
+    damage(
+        path,
+        "update entry set body = 'x' || substr(body, 2) where stream = :place and position = 18",
+    )
     done = invoke(path, "tail", "claim-4711", "-n", "2")
     assert done.exit_code == 1
     bad, good = done.stdout.splitlines()

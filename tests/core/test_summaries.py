@@ -76,7 +76,6 @@ def test_a_summary_stands_for_older_turns_which_stay_stored(session: perdure.Ses
     (record,) = [record for record in session.records() if record.kind == "summary"]
     assert record.content == made
     by_position = {record.position: record for record in session.records()}
-    assert by_position[made.last].digest == made.digest
     assert by_position[made.last].content.message["content"] == "answer 4"  # type: ignore[attr-defined]
     assert (made.first, made.previous, made.counter) == (1, 0, "estimate")
     session.verify()
@@ -641,10 +640,8 @@ def test_closing_an_async_session_waits_and_a_task_can_be_cancelled() -> None:
 # For auditors.
 
 
-@pytest.mark.parametrize(
-    ("changed", "value"), [("digest", "x"), ("last", 10**6), ("first", 0), ("last", 2)]
-)
-def test_a_summary_of_something_else_is_found_out(
+@pytest.mark.parametrize(("changed", "value"), [("last", 10**6), ("first", 0), ("first", 10**5)])
+def test_a_summary_of_messages_that_are_not_before_it_is_found_out(
     session: perdure.Session, changed: str, value: Any
 ) -> None:
     session.verify()
@@ -655,7 +652,7 @@ def test_a_summary_of_something_else_is_found_out(
     forged = Summary(**{**fields, changed: value})
     forgery = Plan("summary", "", lambda batch: batch.add_content(".forged", forged))
     session._handle.write(forgery)
-    with pytest.raises(DamagedError, match="which have changed since"):
+    with pytest.raises(DamagedError, match="which it does not follow"):
         session.verify()
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.backends.digests import digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.core.effects.calls import DidNotHappen, Happened, ToolTimeoutError
 from perdure.errors import (
@@ -215,24 +214,6 @@ def test_records_behind_the_end_of_a_turn_in_its_append_hide_none_of_it(
     assert [message["content"] for message in branch.find_turn("r0").messages()] == ["q0", "done"]
     branch.append(said("more"))
     assert len(branch.find_turn("r0").messages()) == 2
-
-
-@pytest.mark.parametrize("id", ["r1", None])
-def test_a_torn_batch_is_no_part_of_a_turn(backend: MemoryBackend, id: str | None) -> None:
-    turn = perdure.open(backend).session("s").turn("go", id=id)
-    turn.__enter__()
-    turn.append(said("first", "assistant"))
-    turn.append(said("torn", "assistant"), said("torn too", "assistant"))
-    stream = backend._streams["s"]
-    del stream.entries[-1]
-    stream.digest = digest_of(stream.entries[-1].header)
-    again = perdure.open(backend).session("s")
-    found = again.find_turn(turn.id)
-    assert (found.state, found.answer()) == ("interrupted", said("first", "assistant"))
-    assert found.messages() == [said("go"), said("first", "assistant")]
-    with found:
-        assert found.answer() == said("first", "assistant")
-    assert again.find_turn(turn.id).answer() == said("first", "assistant")
 
 
 # Continuing a failed turn.

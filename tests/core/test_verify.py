@@ -66,7 +66,7 @@ def test_a_store_that_does_not_keep_what_it_stored_is_found_out_at_once(
 ) -> None:
     session = perdure.open(Lying(lie), verify_writes=True).session("s")
     session.append(said("first"))
-    with pytest.raises(DamagedError, match="'s' entry 3"):
+    with pytest.raises(DamagedError, match=r"'s' entry [23]"):
         session.append(said("a"), said("b"))
     careless = perdure.open(Lying(lie)).session("s")
     careless.append(said("first"))
@@ -195,8 +195,8 @@ def _add_note(store: perdure.Store, session: perdure.Session, size: int) -> None
     past, note = session._replica.history, Note(data="")
     draft = PendingRecord(f".{size}", note, b'{"data":"%b"}' % (b"x" * size))
     time = chain.timestamp(0)
-    entries, _ = chain.link_entries(past.stream, past.tip, [draft], time=time, cipher=past.cipher)
-    store._backend.append([Append("s", entries, previous=past.tip.digest or "")])
+    entry, _ = chain.link_entry(past.stream, past.tip, [draft], time=time, cipher=past.cipher)
+    store._backend.append([Append("s", [entry], previous=past.tip.digest or "")])
 
 
 def _require_named(store: perdure.Store) -> None:

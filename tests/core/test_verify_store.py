@@ -46,7 +46,7 @@ def test_an_intact_store_has_no_problems(address: str) -> None:
     result = verified(address)
     assert (result.ok, result.problems, result.compared) == (True, (), True)
     assert (result.sessions, result.store) == (4, perdure.open(address)._backend.name)
-    assert result.entries > 6
+    assert result.records > 6
 
 
 def test_damage_of_two_sessions_is_returned_and_not_raised(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_damage_of_two_sessions_is_returned_and_not_raised(tmp_path: Path) -> No
     result = verified(path)
     assert not result.ok
     assert [problem.stream for problem in result.problems] == ["a", "c"]  # type: ignore[attr-defined]
-    assert {problem.position for problem in result.problems} == {2}  # type: ignore[attr-defined]
+    assert {problem.position for problem in result.problems} == {1}  # type: ignore[attr-defined]
 
 
 def test_a_session_of_a_newer_version_is_a_problem_too() -> None:

@@ -180,7 +180,7 @@ def test_content_comes_back_from_its_payload() -> None:
     assert codec.encode(Note(data=1)) == b'{"data":1}'
 
 
-@pytest.mark.parametrize("payload", [b"", b"[]", b"{", b'{"message":1}', b'{"mess":{}}', b"\xff"])
+@pytest.mark.parametrize("payload", [b"", b"[]", b"{", b'{"message":1}', b"{}", b"\xff"])
 def test_a_payload_that_is_no_record_is_damage(payload: bytes) -> None:
     with pytest.raises(PayloadError, match="'s' entry 3 is damaged: not a message"):
         codec.decode("message", payload, stream="s", position=3)

@@ -25,14 +25,16 @@ def in_header(old: bytes, new: bytes) -> Alter:
 
 
 ALTERATIONS: dict[str, Alter] = {
-    "body": lambda entry: entry._replace(body=(entry.body or b"").replace(b"user", b"usex")),
+    "body": lambda entry: entry._replace(body=(entry.body or b"").replace(b"user", b"usex", 1)),
     "id": in_header(b'"message",".', b'"message",".~'),
     "time": in_header(b"Z", b"z"),
     "kind": in_header(b'"message"', b'"massage"'),
     "format": in_header(b"[1,", b"[2,"),
     "suite": in_header(b'"plain"', b'"plaim"'),
-    "left": in_header(b",0,", b",1,"),
-    "previous": lambda entry: entry._replace(header=entry.header.replace(b',"', b',"0', 4)),
+    "length": lambda entry: entry._replace(
+        header=entry.header.replace(b",%d," % len(entry.body or b""), b",%d," % 99999)
+    ),
+    "previous": lambda entry: entry._replace(header=entry.header.replace(b',"', b',"0', 3)),
     "garbage": lambda entry: entry._replace(header=b"x"),
 }
 
@@ -197,8 +199,8 @@ def test_a_record_that_names_no_position_of_its_history_is_damage(position: int)
     past, pinned = session._replica.history, records_module.Pinned(message=position)
     draft = PendingRecord(".pin", pinned, codec.encode(pinned))
     time = chain.timestamp(0)
-    entries, _ = chain.link_entries(past.stream, past.tip, [draft], time=time, cipher=past.cipher)
-    (outcome,) = backend.append([Append("s", entries, previous=past.tip.digest or "")])
+    entry, _ = chain.link_entry(past.stream, past.tip, [draft], time=time, cipher=past.cipher)
+    (outcome,) = backend.append([Append("s", [entry], previous=past.tip.digest or "")])
     assert outcome.status == "stored"
     with pytest.raises(ChainError, match="no such position"):
         store.session("s").messages(format="openai.chat")

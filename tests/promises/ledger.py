@@ -5,12 +5,12 @@ The ledger reads headers and bodies as plain JSON, and shares no code with what 
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import perdure
 from perdure.backends.digests import digest_of
-from perdure.backends.protocol import Append, Backend, Outcome
+from perdure.backends.protocol import Append, Backend, Entry, Outcome
 from perdure.errors import PerdureError
 from perdure.testing.faults import BackendWrapper
 from tests.support import forgotten
@@ -81,16 +81,17 @@ class Lane:
         self.dropped = 0
 
     def send(self, append: Append, inherited: frozenset[str]) -> None:
-        first, last = append.entries[0].position, append.entries[-1].position
+        first = append.entries[0].position
         self.first = self.first or first
         open_turns = self.turns.get(first - 1, inherited)
         for entry in append.entries:
-            self.digests[entry.position] = digest_of(entry.header)
-            header = json.loads(entry.header)
-            open_turns = _after(open_turns, header, entry.body)
-            if header[7] == "deleted":
-                self.deleted = entry.position
-        self.turns[last] = open_turns  # Only here an append may end: it is all or nothing.
+            digest = digest_of(entry.header)
+            self.digests.update(dict.fromkeys(range(entry.position, entry.last + 1), digest))
+            for kind, record, payload in records_of(entry):
+                open_turns = _after(open_turns, kind, record, payload)
+                if kind == "deleted":
+                    self.deleted = entry.position
+            self.turns[entry.last] = open_turns  # Only here it may end: an entry is all or nothing.
 
     def judge(self, head: perdure.SessionInfo | None) -> str:
         """Say what is wrong with the end of the stream that was found."""
@@ -107,14 +108,22 @@ class Lane:
         return ""
 
 
-def _after(turns: frozenset[str], header: list[Any], body: bytes | None) -> frozenset[str]:
-    kind, record = header[7], header[8]
+def records_of(entry: Entry) -> Iterator[tuple[str, str, Any]]:
+    """Yield the kind, the id and the payload of each record in an entry."""
+    start = 0
+    for kind, own, length, *_ in json.loads(entry.header)[8]:
+        _, payload, *given = json.loads((entry.body or b"")[start : start + length])
+        yield kind, given[0] if given else own, payload
+        start += length
+
+
+def _after(turns: frozenset[str], kind: str, record: str, payload: Any) -> frozenset[str]:
     if kind == "turn.begun":
         return turns | {record}
     if kind in ENDS:
-        return turns - {json.loads(body or b"")[1]["turn"]}
+        return turns - {payload["turn"]}
     if kind == "turn.continued":  # It may have failed before.
-        return turns | {json.loads(body or b"")[1]["turn"]}
+        return turns | {payload["turn"]}
     return frozenset() if kind == "deleted" else turns
 
 
@@ -138,13 +147,12 @@ class Ledger:
             lane.send(append, self._inherited(append))
 
     def _joined(self, event: Event) -> None:
-        self.joined.append({each.stream: each.entries[-1].position for each in event.appends})
+        self.joined.append({each.stream: each.entries[-1].last for each in event.appends})
 
     def _inherited(self, append: Append) -> frozenset[str]:
-        header = json.loads(append.entries[0].header)
-        if header[7] != "branched":
+        (kind, _, origin), *_ = records_of(append.entries[0])
+        if kind != "branched":
             return frozenset()
-        origin = json.loads(append.entries[0].body or b"")[1]
         self.lanes[append.stream].parent = origin["parent"]
         return self.lanes[origin["parent"]].turns.get(origin["at"], frozenset())
 
@@ -152,7 +160,7 @@ class Ledger:
         self.acks += 1
         for append in event.appends:
             lane = self.lanes[append.stream]
-            lane.acked = max(lane.acked, append.entries[-1].position)
+            lane.acked = max(lane.acked, append.entries[-1].last)
 
     def _dropping(self, event: Event) -> None:
         self.lanes[event.stream].dropping = event.before
@@ -199,7 +207,7 @@ class Ledger:
     def _judge_end(self, store: perdure.Store, head: perdure.SessionInfo) -> str:
         for entry in store._backend.read(head.id, limit=6, reverse=True):
             digest = digest_of(entry.header)
-            if digest != self.lanes[head.id].digests[entry.position]:
+            if digest != self.lanes[head.id].digests[entry.last]:
                 return f"{head.id!r}: phantom: {entry.position} is not what was sent"
         return ""
 

@@ -113,7 +113,7 @@ def _salvage_fault(answer: stores.Answer, good: list[Record], bad: list[Record] 
     cut = start in _positions(bad)
     if {one for one in lost if one > start or not cut} - {*_positions(bad)}:
         return f"lost {lost}, {_positions(bad)} damaged"
-    right = start in named if cut else named[:1] == _positions(bad)[:1]
+    right = start in named if cut else {*named[:1]} <= {*_positions(bad)}
     return "" if right else f"named {named}, {_positions(bad)} damaged"
 
 

@@ -7,6 +7,7 @@ told, and costs no more than the entries that it lies in; what is cut off, all e
 
 import bisect
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -115,7 +116,7 @@ def _lines(content: bytes, stem: str, number: int) -> Iterator[Line]:
     for text in content.splitlines(keepends=True):
         batch = parse_batch(stem, at, text)
         if batch is not None:
-            left = list(range(batch.first, batch.last + 1))
+            left = [after - 1 for after in batch.positions[1:]]
             yield Line(at, text, frozenset((number, one) for one in left))
         else:
             yield Line(at, text, frozenset((number, one) for one in left[:1]))
@@ -128,7 +129,8 @@ def _rows(lines: list[Line]) -> Iterator[Row]:
         if b"\t" in line.text:
             ((stream, position),) = line.places
             header, body = line.text.decode().rstrip("\n").split("\t", 1)
-            yield Row(line.at, stream, position, header, body)
+            first = position - len(json.loads(header)[8]) + 1
+            yield Row(line.at, stream, position, first, header, body)
 
 
 class Bytes:

@@ -18,6 +18,7 @@ class Row(NamedTuple):
     rowid: int
     stream: int
     position: int
+    first: int
     header: str
     body: str
 
@@ -41,7 +42,7 @@ def rows(path: Path) -> list[Row]:
     """The entries of a store, as any program would read them."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     try:
-        found = connection.execute("select rowid, stream, position, header, body from entry")
+        found = connection.execute("select rowid, stream, position, first, header, body from entry")
         return [Row(*row) for row in found]
     finally:
         connection.close(True)  # noqa: FBT003 - apsw takes it by position
@@ -114,7 +115,7 @@ def _executed(content: bytes, sql: Sql) -> Callable[[Path], None]:
 
 
 SET = "update entry set {} = ? where rowid = ?"
-PLACE = "update entry set stream = ?, position = ? where rowid = ?"
+PLACE = "update entry set stream = ?, position = ?, first = ? where rowid = ?"
 
 
 def _pairs(entries: list[Row]) -> Iterator[Planned]:
@@ -125,9 +126,9 @@ def _pairs(entries: list[Row]) -> Iterator[Planned]:
         bodies: Sql = [(SET.format("body"), (two.body, one.rowid))]
         bodies += [(SET.format("body"), (one.body, two.rowid))]
         places: Sql = [
-            (PLACE, (0, 0, one.rowid)),
-            (PLACE, (*one.place, two.rowid)),
-            (PLACE, (*two.place, one.rowid)),
+            (PLACE, (0, 0, 0, one.rowid)),
+            (PLACE, (*one.place, one.first, two.rowid)),
+            (PLACE, (*two.place, two.first, one.rowid)),
         ]
         pair = f"{_name(one)} and {_name(two)}"
         yield f"exchange the headers of {pair}", headers, damages
@@ -153,8 +154,9 @@ def _losses(entries: list[Row]) -> Iterator[Planned]:
             for value in ("", b"\0", 5):
                 sql: Sql = [(SET.format(column), (value, row.rowid))]
                 yield f"set the {column} of {_name(row)} to {value!r}", sql, gone
-        more = "insert into entry (stream, position, header, body) values (?, ?, ?, ?)"
-        place = (row.stream, last[row.stream] + 1)
+        more = "insert into entry (stream, position, first, header, body) values (?, ?, ?, ?, ?)"
+        end = last[row.stream] + 1
+        place = (row.stream, end + row.position - row.first, end)
         yield f"append {_name(row)} again", [(more, (*place, row.header, row.body))], None
 
 

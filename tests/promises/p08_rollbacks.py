@@ -333,7 +333,7 @@ class Rollback:
         for _ in range(self._draw.randint(1, 3)):
             what = self._draw.choice((*WRITES, *READS))
             before, (position, digest) = self._stored(), handle.tip
-            tips = {(entry.position, digest_of(entry.header)) for entry in before}
+            tips = {(entry.last, digest_of(entry.header)) for entry in before}
             is_there = not position or (position, digest) in tips
             # Without messages nothing is read; unseen records are a conflict by themselves.
             silent = what == "messages" and not len(handle.session)

@@ -171,11 +171,9 @@ class Recorded:
         settings = settings_of(None, time.time, verify_writes=False)
         stream = StreamIdentity("s", settings.token(), settings.tenant)
         time_ = settings.now()
-        entries, _ = chain.link_entries(
-            stream, EMPTY_CHAIN, drafts, time=time_, cipher=settings.cipher
-        )
+        entry, _ = chain.link_entry(stream, EMPTY_CHAIN, drafts, time=time_, cipher=settings.cipher)
         backend = MemoryBackend()
-        backend.append([Append("s", entries)])
+        backend.append([Append("s", [entry])])
         with Store(backend, settings) as store:
             found = perdure.replay(store.session("s"), self._agent(self.script)).divergence
         what = f"another result of {wrong.content.subject.partition(':')[0]}"

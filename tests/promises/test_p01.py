@@ -3,21 +3,18 @@
 import copy
 import itertools
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import apsw
 import pytest
 
 import perdure
-from perdure.backends.digests import digest_of
 from perdure.backends.files import recovery
-from perdure.backends.protocol import STORED, Append, Outcome
 from tests.promises import p01_power_loss, p01_tutorial, places
 from tests.promises.calls import Done
 from tests.promises.disk import Disk
 from tests.promises.kinds import FILES, KINDS, SQLITE, Kind, Sqlite
-from tests.promises.ledger import Event, Hasty, Witness
+from tests.promises.ledger import Event, Hasty
 from tests.promises.p01_power_loss import Recording, crashes, judge, moments, record, succeed
 from tests.promises.promise import Promise, sample
 from tests.promises.watched_files import WatchedFiles
@@ -38,21 +35,6 @@ def failures(
     some = itertools.islice(crashes(kind, recording, 1), states)
     found = [judge(kind, directory, crash, ledger, draw) for _, crash, ledger in some]
     return [failure for failure in found if failure]
-
-
-class Piecemeal(Witness):
-    """Commits the entries of an append one by one."""
-
-    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
-        self._report(Event("sent", appends))
-        for append in appends:
-            previous = append.previous
-            for entry in append.entries:
-                piece = append._replace(entries=[entry], previous=previous)
-                self.backend.append([piece])
-                previous = digest_of(entry.header)
-        self._report(Event("stored", appends))
-        return [STORED for _ in appends]
 
 
 @pytest.mark.parametrize("promise", p01_power_loss.PROMISES, ids=lambda promise: promise.key)
@@ -123,13 +105,6 @@ def test_an_acknowledgement_before_the_commit_is_seen(kind: Kind) -> None:
     with places.fast_directory() as directory:
         found = failures(kind, record(kind, directory, 10, Hasty), directory, 120)
     assert any("lost" in failure for failure in found)
-
-
-@each_kind
-def test_an_append_that_is_stored_in_pieces_is_seen(kind: Kind) -> None:
-    with places.fast_directory() as directory:
-        found = failures(kind, record(kind, directory, 10, Piecemeal), directory, 120)
-    assert any("not all or nothing" in failure for failure in found)
 
 
 def test_a_turn_that_is_taken_for_complete_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

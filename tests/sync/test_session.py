@@ -398,7 +398,7 @@ def test_a_branch_shares_the_past_and_goes_its_own_way(
         {"step": 1},
     )
     assert session.get("plan") == {"step": 1}
-    assert again.verify().entries == 5
+    assert again.verify().records == 5
     deeper = again.branch("deeper", at=1).branch("deepest")
     assert (contents(deeper), deeper.verify().position) == (["a"], 3)
 
@@ -471,7 +471,7 @@ def test_a_session_made_anew_continues_the_numbering(
     assert (len(anew), anew.get("plan"), anew.position) == (0, None, 4)
     anew.append(said("c"))
     again = store.resume("claim-4711")
-    assert (contents(again), again.position, again.verify().entries) == (["c"], 5, 2)
+    assert (contents(again), again.position, again.verify().records) == (["c"], 5, 2)
     assert [record.kind for record in again.records()] == ["deleted", "message"]
 
 
@@ -668,7 +668,7 @@ def test_a_snapshot_that_is_too_large_is_left_out(
     monkeypatch.setattr("perdure.journal.codec.PAYLOAD_MAX", 400)
     for number in range(20):
         session.set(f"a key that is not short {number}", number)
-    assert store.session("claim-4711").verify().entries == session.position
+    assert store.session("claim-4711").verify().records == session.position
     assert store.session("claim-4711").get("a key that is not short 7") == 7
 
 

@@ -28,6 +28,7 @@ from perdure.backends.protocol import (
     require_atomic,
     require_order,
     require_recent,
+    tenant_of,
 )
 from perdure.core import fields, history, lifecycle, salvage
 from perdure.core.effects import listing
@@ -58,7 +59,7 @@ class AsyncStore:
 
     def __init__(self, backend: AsyncBackend, settings: Settings) -> None:
         self._backend = backend
-        self._settings = settings
+        self._settings = settings._replace(tenant=tenant_of(backend))
         self._committer = AsyncGroupCommitter(backend)
         self._driver = AsyncDriver(backend, self._committer)
         self._closed = False

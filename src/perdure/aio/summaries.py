@@ -29,7 +29,7 @@ class AsyncSummaries:
             work = await handle.run(steps)
             seen.fields.update(first=work.first, last=work.last)
             content = summaries.validate(summarizer, work, await self._ask(summarizer, work))
-            await handle.write(summaries.activate_summary(replica, content))
+            await handle.write(summaries.activate_summary(replica, content, work.digest))
             seen.fields["tokens"] = content.tokens
         return content
 

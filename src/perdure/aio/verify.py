@@ -81,12 +81,12 @@ async def verify_store(store: "AsyncStore", backend: AsyncBackend) -> StoreVerif
     """Check a store and all of its sessions."""
     found = await find_problems(backend, deep=True)
     problems: list[PerdureError] = [*(found or ())]
-    sessions = entries = 0
+    sessions = records = 0
     async for head in list_heads(backend):
         sessions += 1
         result = head if isinstance(head, DamagedError) else await verify_head(store, backend, head)
         if isinstance(result, VerifyResult):
-            entries += result.entries
+            records += result.records
         elif result is not None:
             problems.append(result)
-    return StoreVerifyResult(backend.name, sessions, entries, tuple(problems), found is not None)
+    return StoreVerifyResult(backend.name, sessions, records, tuple(problems), found is not None)

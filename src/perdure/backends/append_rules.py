@@ -56,24 +56,26 @@ def _check_entries(append: Append) -> None:
     entries = append.entries
     if not entries:
         raise UsageError(f"an append to {append.stream!r} has no entries: leave it out")
-    expected = entries[0].position
-    if not 1 <= expected <= POSITION_MAX - len(entries):
-        allowed = f"use 1 to {POSITION_MAX - len(entries)}"
+    expected, total = entries[0].position, sum(entry.records for entry in entries)
+    if not 1 <= expected <= POSITION_MAX - total:
+        allowed = f"use 1 to {POSITION_MAX - total}"
         raise UsageError(f"position {expected} of {append.stream!r} is out of range: {allowed}")
     if expected == 1 and append.previous:
         raise UsageError(f"nothing is before entry 1 of {append.stream!r}: leave `previous` empty")
-    for position, header, body in entries:
+    for position, header, body, count in entries:
         if position != expected:
             raise UsageError(
                 f"an append to {append.stream!r} has position {position}, expected {expected}: "
                 "number its entries without gaps"
             )
+        if count < 1:
+            raise UsageError(f"entry {expected} of {append.stream!r} covers no position: use 1")
         if body is None:
             raise UsageError(f"entry {expected} of {append.stream!r} has no body: pass bytes")
         if len(header) > HEADER_MAX:
             reason = f"the header of entry {expected} of {append.stream!r} has {len(header)} bytes"
             raise UsageError(f"{reason}: at most {HEADER_MAX} are allowed")
-        expected += 1
+        expected += count
 
 
 def _check_labels(append: Append) -> None:
@@ -97,13 +99,13 @@ def _check_labels(append: Append) -> None:
 def decide(
     append: Append,
     head: Head | None,
-    headers_between: Callable[[int, int], Sequence[bytes]],
+    entries_between: Callable[[int, int], Sequence[Entry]],
 ) -> tuple[Outcome, Sequence[Entry]]:
     """Return the outcome of an append, and which of its entries have to be written.
 
-    `head` is the end of the stream, None if it has no entries. `headers_between(first, last)`
-    returns the stored headers at those positions in order, without dropped ones; it is called only
-    if the append overlaps stored entries, and includes the position before its first one.
+    `head` is the end of the stream, None if it has no entries. `entries_between(first, last)`
+    returns the stored entries that cover any of those positions, in order, without dropped ones;
+    bodies may be left out. It is called only if the append overlaps stored entries.
     """
     entries, previous = append.entries, append.previous
     first = entries[0].position
@@ -119,11 +121,16 @@ def decide(
         # Without comparing digests, an append to a stream that was put back to an earlier state and
         # then written to by others would be stored, and no reader could follow its link.
         return (STORED, entries) if previous == head.digest else (CONFLICT, ())
-    # Equal headers mean a resend after a lost reply. A dropped position has no header, so that its
-    # list is shorter and the resend counts as a conflict.
-    overlap = [entry.header for entry in entries[: head.position - first + 1]]
-    stored = list(headers_between(max(first - 1, 1), first + len(overlap) - 1))
-    before, stored = stored[: -len(overlap)], stored[-len(overlap) :]
-    if stored != overlap or any(digest_of(header) != previous for header in before):
+    # Equal headers mean a resend after a lost reply. A dropped entry is not among those stored, so
+    # that a resend of it counts as a conflict.
+    overlap = [entry for entry in entries if entry.position <= head.position]
+    stored = entries_between(max(first - 1, 1), overlap[-1].last)
+    before = [entry for entry in stored if entry.last < first]
+    same = [*map(_identity, stored[len(before) :])] == [*map(_identity, overlap)]
+    if not same or any(digest_of(entry.header) != previous for entry in before):
         return CONFLICT, ()
     return STORED, entries[len(overlap) :]
+
+
+def _identity(entry: Entry) -> tuple[int, int, bytes]:
+    return entry.position, entry.records, entry.header

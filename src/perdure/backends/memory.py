@@ -6,6 +6,7 @@ never blocks a writer.
 
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -37,22 +38,26 @@ PAGE_ENTRIES = 256  # entries copied under the lock at a time; more would keep w
 
 class _MemoryStream:
     def __init__(self) -> None:
-        self.entries: list[Entry] = []  # Without gaps: index = position - first.
+        self.entries: list[Entry] = []  # In order, without gaps.
         self.labels: frozenset[str] = frozenset()
         self.digest = ""
         self.changed = 0
 
     @property
-    def first(self) -> int:
-        return self.entries[0].position
-
-    @property
     def last(self) -> int:
-        return self.entries[-1].position
+        return self.entries[-1].last
 
     def between(self, first: int, last: int) -> list[Entry]:
-        start = max(first - self.first, 0)
-        return self.entries[start : max(last - self.first + 1, start)]
+        """Return the entries that cover any of these positions."""
+        return self.entries[self.covering(first) : self.beginning(last + 1)]
+
+    def covering(self, position: int) -> int:
+        """Return the index of the entry that covers a position, or of the first one after it."""
+        return bisect_left(self.entries, position, key=lambda entry: entry.last)
+
+    def beginning(self, position: int) -> int:
+        """Return the index of the first entry that begins at a position or after it."""
+        return bisect_left(self.entries, position, key=lambda entry: entry.position)
 
 
 class MemoryBackend:
@@ -120,7 +125,7 @@ class MemoryBackend:
                 yield _without_long_body(entry, max_body)
             if len(page) < size:
                 return
-            after = page[-1].position
+            after = page[-1].position if reverse else page[-1].last
             limit = None if limit is None else limit - size
 
     def streams(
@@ -184,7 +189,7 @@ class MemoryBackend:
             state = self._streams.get(stream)
             if state is not None:
                 # Up to `last` at most: the last entry of a stream always stays.
-                del state.entries[: max(min(before, state.last) - state.first, 0)]
+                del state.entries[: state.covering(min(before, state.last))]
 
     def remove(self, stream: str, *, digest: str) -> bool:
         """As `RemovalCapability.remove`."""
@@ -258,18 +263,17 @@ class MemoryBackend:
             if state is None:
                 return []
             if not reverse:
-                # Skip dropped positions first: a page shorter than `size` would end the listing.
-                first = max(after + 1, state.first)
-                return state.between(first, first + size - 1)
-            last = min(after - 1 if after else state.last, state.last)
-            return state.between(last - size + 1, last)[::-1]
+                start = state.covering(after + 1)
+                return state.entries[start : start + size]
+            end = state.beginning(after) if after else len(state.entries)
+            return state.entries[max(end - size, 0) : end][::-1]
 
 
 def _decide(append: Append, state: _MemoryStream) -> tuple[Outcome, Sequence[Entry]]:
     return decide(
         append,
         _head(append.stream, state) if state.entries else None,
-        lambda first, last: [entry.header for entry in state.between(first, last)],
+        state.between,
     )
 
 

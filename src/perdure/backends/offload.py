@@ -32,6 +32,7 @@ from perdure.backends.protocol import (
     require_recent,
     require_remove,
     require_watch,
+    tenant_of,
 )
 from perdure.backends.watchers import POLL_INTERVAL, WaitTimer, Watchers
 from perdure.errors import DamagedError, UsageError
@@ -65,6 +66,7 @@ class ThreadedBackend:
         self.name = backend.name
         self.capabilities = backend.capabilities
         self.guarantees = backend.guarantees
+        self.tenant = tenant_of(backend)
         self._worker: _Worker | None = None
         own = getattr(backend, "watchers", None)
         self.watchers = own if isinstance(own, Watchers) else Watchers()

@@ -3,9 +3,11 @@
 Entries are stored and returned unchanged; a backend never looks inside one. Authors of a backend
 run `perdure.testing.BackendContract` against it.
 
+An entry holds one or more records, and positions count records: an entry covers a range of them.
+
 The concurrency rule is one sentence: *the first entry of an append must be the next one of its
-stream, and link to its last one.* Positions are inside the entries. The digest that the first entry
-links to is passed beside them, because two histories of equal length differ only in that.
+stream, and link to its last one.* The digest that it links to is passed beside the entries, because
+two histories of equal length differ only in that.
 
 Rules for editing: optional abilities are declared capabilities with one method each, and each has
 a chapter in the contract suite.
@@ -23,7 +25,7 @@ LABELS_MAX = 16  # labels; they are a listing filter: enough for states and a fe
 LABEL_BYTES_MAX = 64  # bytes of UTF-8; keeps the head of a stream within one small row
 
 
-HEADER_MAX = 65_536  # bytes; headers are read with every entry, and those of a journal have < 8 KiB
+HEADER_MAX = 2**21  # bytes; headers are read with every entry; a record takes about 100 bytes of it
 
 
 DELETED = "deleted"  # The only label on the head of a deleted session.
@@ -45,11 +47,20 @@ WATCH = "watch"  # capability: the store implements `WatchCapability`
 
 
 class Entry(NamedTuple):
-    """A header and a body as stored. `body` is None if `max_body` left it out."""
+    """A header and a body as stored. `body` is None if `max_body` left it out.
+
+    It covers as many positions as it has records, from `position` on.
+    """
 
     position: int
     header: bytes
     body: bytes | None
+    records: int = 1
+
+    @property
+    def last(self) -> int:
+        """The last position that it covers."""
+        return self.position + self.records - 1
 
     @property
     def size(self) -> int:
@@ -90,7 +101,7 @@ CONFLICT = Outcome("conflict")
 
 
 class Head(NamedTuple):
-    """The end of a stream: its last position, that entry's header, and the header's digest."""
+    """The end of a stream: its last position, the last entry's header, and the header's digest."""
 
     stream: str
     position: int
@@ -128,7 +139,7 @@ class Backend(Protocol):
         - entries with equal headers exist at those positions, all of them or the first ones, and
           the entry before them, unless it was dropped, has the digest `previous`: *stored*, and
           the missing ones are added (labels are unchanged if none were missing);
-        - different entries exist there, or the position was dropped: *conflict*;
+        - different entries exist there, or a position was dropped: *conflict*;
         - the first entry would leave a gap: *refused*, or *conflict* if it `begins` the stream.
 
         UsageError if a header is longer than `HEADER_MAX`.
@@ -149,9 +160,10 @@ class Backend(Protocol):
     ) -> Iterator[Entry]:
         """Yield durable entries in order of position, or in reverse.
 
-        `after` is exclusive: reading starts beyond that position in its direction; 0 starts at
-        the beginning, or at the end in reverse. Bodies longer than `max_body` bytes are left out
-        (None). An unknown stream is empty.
+        `after` is exclusive: reading starts with the entry that covers the next position in its
+        direction, whole even if it covers `after` too; 0 starts at the beginning, or at the end in
+        reverse. Bodies longer than `max_body` bytes are left out (None). An unknown stream is
+        empty.
         """
         ...
 
@@ -174,7 +186,7 @@ class Backend(Protocol):
         ...
 
     def drop(self, stream: str, *, before: int) -> None:
-        """Remove the entries before a position. The last entry of a stream always stays."""
+        """Remove the entries that end before a position; the last one of a stream always stays."""
         ...
 
     def close(self) -> None:
@@ -225,6 +237,14 @@ class AsyncBackend(Protocol):
     async def close(self) -> None:
         """As `Backend.close`."""
         ...
+
+
+def tenant_of(backend: "Backend | AsyncBackend") -> str:
+    """Return the tenant whose streams a store shows: its attribute `tenant`; "" if it has none.
+
+    Sessions name it in their headers, so that a stream moved to another tenant is refused.
+    """
+    return getattr(backend, "tenant", "")
 
 
 class AtomicCapability(Protocol):

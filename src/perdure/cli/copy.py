@@ -44,14 +44,14 @@ Examples:
                                       what is left of a damaged SQLite file
 
 \b
-A copy can be stopped at any time and run again: entries that TO has are not
+A copy can be stopped at any time and run again: what TO has already is not
 copied again. Agents may keep writing to FROM. When the copy has caught up,
 stop them, copy with --final, and start them again on TO.
 
 \b
-With --json, the output is one object: source, target, sessions, entries and
-bytes that were copied, of_sessions, rounds, left (entries that the last round
-still found), ancestors, verified (entries that --final compared), complete,
+With --json, the output is one object: source, target, sessions, records and
+bytes that were copied, of_sessions, rounds, left (records that the last round
+still found), ancestors, verified (records that --final compared), complete,
 and problems (session, kind, reason, position). With --watch, it is one such
 object per line for each round that copied something.
 """
@@ -151,9 +151,9 @@ class _CopyBar(ProgressBar):
 
     def show(self, reached: Reached) -> None:
         total, noun, done = reached.of_sessions, "session", reached.sessions
-        at = "" if reached.phase == "counting" else plural(reached.entries, "entry")
-        if reached.phase == "copying" and reached.of_entries > 0:
-            total, noun, done = reached.of_entries, "entry", reached.entries
+        at = "" if reached.phase == "counting" else plural(reached.records, "record")
+        if reached.phase == "copying" and reached.of_records > 0:
+            total, noun, done = reached.of_records, "record", reached.records
             at = decimal(reached.bytes)
         if reached.phase != self.activity:
             self.begin(reached.phase, noun, lambda: total)
@@ -173,13 +173,13 @@ def _watch(
                 copied = _copy_once(
                     source_backend, target_backend, options, bar if first else None, previous
                 )
-            if copied.entries or first:
+            if copied.records or first:
                 _print_result(source_backend, target_backend, copied, as_json=as_json)
             has_problems = bool(copied.problems)
             if first and not as_json:
                 echo("Watching for new records; Ctrl-C stops.", err=True, style="dim")
             took = time.monotonic() - start
-            pause = FIRST_PAUSE if copied.entries else min(pause * 1.5, LONGEST_PAUSE)
+            pause = FIRST_PAUSE if copied.records else min(pause * 1.5, LONGEST_PAUSE)
             first = False
             time.sleep(max(pause, took))
     except KeyboardInterrupt:
@@ -196,8 +196,8 @@ def _print_result(
         )
         return
     size = f" ({decimal(copied.bytes)})" if copied.rounds else ""
-    amount = f"{plural(copied.sessions, 'session')}, {plural(copied.entries, 'entry')}{size}"
-    amount = amount if copied.entries else "nothing"
+    amount = f"{plural(copied.sessions, 'session')}, {plural(copied.records, 'record')}{size}"
+    amount = amount if copied.records else "nothing"
     where = (
         "" if target_backend.name == "memory:" else f" to {safe(target_backend.name)}"
     )  # The stand-in target of a dry run.
@@ -228,14 +228,14 @@ def _print_next_step(source: str, target: str, copied: CopyResult, options: dict
         return
     if options["final"]:
         if copied.left:
-            echo(f"Still being written to: {plural(copied.left, 'entry')} arrived meanwhile.")
+            echo(f"Still being written to: {plural(copied.left, 'record')} arrived meanwhile.")
             echo("Stop the writers, then run it again.")
         elif not copied.problems:
-            entries = plural(copied.verified, "entry")
-            echo(f"Complete: {entries} compared in both stores, all equal.", style="green")
+            size = plural(copied.verified, "record")
+            echo(f"Complete: {size} compared in both stores, all equal.", style="green")
         return
     if copied.left:
-        echo(f"Writers are active: the last round still found {plural(copied.left, 'entry')}.")
+        echo(f"Writers are active: the last round still found {plural(copied.left, 'record')}.")
     else:
         echo("Caught up: the last round found nothing new.")
     echo(f"To finish, stop the writers, then: {_final_command(source, target)}")

@@ -21,7 +21,6 @@ from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.records import (
     ApprovalAsked,
     ApprovalDecided,
-    BatchDiscarded,
     Branched,
     BranchKept,
     BranchReleased,
@@ -29,6 +28,8 @@ from perdure.journal.records import (
     Deleted,
     EffectIntended,
     EffectSettled,
+    EmptiedContent,
+    Erased,
     FieldsChanged,
     IndexPage,
     LabelsChanged,
@@ -236,10 +237,9 @@ def _render_other(content: Content) -> RenderedRecord:
             return _render_lease(content)
         case Deleted(reason=reason):
             return RenderedRecord("DELETED: all earlier records are dropped", reason)
-        case BatchDiscarded(first=first, last=last):
-            return RenderedRecord(
-                f"a crash cut off entries {first} to {last}: they were never stored"
-            )
+        case Erased() | EmptiedContent():
+            is_list = isinstance(content, Erased)
+            return RenderedRecord("earlier records were erased" if is_list else "ERASED")
         case IndexPage() | Snapshot():
             snapshot = "snapshot of the state, for faster opening"
             own = "page of the index of ids" if isinstance(content, IndexPage) else snapshot

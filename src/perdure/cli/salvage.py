@@ -34,9 +34,9 @@ def rebuilt(path: Path, beside: Path | None) -> Iterator[SqliteBackend]:
             yield backend
 
 
-def _is_right(position: int, header: bytes, body: bytes) -> bool:
+def _is_right(entry: Entry) -> bool:
     try:
-        chain.verify_entry("", Entry(position, header, body))
+        chain.verify_entry("", entry)
     except PerdureError:
         return False
     return True

@@ -42,7 +42,7 @@ from perdure.cli.terminal import (
     wrap_lines,
 )
 from perdure.core.state.fields import split_labels
-from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError
+from perdure.errors import DamagedError, NotFoundError
 from perdure.journal.records import (
     BranchKept,
     EffectIntended,
@@ -372,18 +372,13 @@ def _select_span(store: Store, head: Head, at: int | None, last: int | None) -> 
 
 
 def read_span(store: Store, session: str, span: PositionSpan) -> Iterator[Record | DamagedError]:
-    """Yield the records of a span; an unreadable record yields its error in its place.
-
-    A batch that a crash cut off was never stored: it is not damage, and is not shown.
-    """
+    """Yield the records of a span; an unreadable record yields its error in its place."""
     damage: list[DamagedError] = []
 
     def due(before: int | None) -> Iterator[DamagedError]:
         damage.sort(key=lambda error: error.position)
         while damage and (before is None or damage[0].position < before):
-            error = damage.pop(0)
-            if not isinstance(error, IncompleteBatchError):
-                yield error
+            yield damage.pop(0)
 
     try:
         for record in store.records(session, after=span.after, on_damage=damage.append):

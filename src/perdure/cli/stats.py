@@ -18,10 +18,8 @@ from perdure.cli.stores import (
 )
 from perdure.cli.terminal import ProgressBar, echo, echo_json, plural
 from perdure.core.state.session_state import TURN_OPEN
-from perdure.errors import DamagedError, NotFoundError, VersionError
+from perdure.errors import ChainError, DamagedError, NotFoundError, VersionError
 from perdure.journal import chain
-from perdure.journal.chain import BatchAssembler
-from perdure.journal.records import BatchDiscarded
 from perdure.safe_text import safe
 from perdure.sync.verify import list_heads
 
@@ -35,10 +33,10 @@ Examples:
 
 \b
 With --json, the output is one object: store; sessions (live, deleted,
-branches, damaged); messages; records (by kind); torn (entries that a crash
-cut off); bytes; largest (session, records, bytes); interrupted (session,
-turn, position, correlation_id); guarantees (survives, shared_by, detail,
-atomic, engine, version, capabilities, checks, accepted).
+branches, damaged); messages; records (by kind); bytes; largest (session,
+records, bytes); interrupted (session, turn, position, correlation_id);
+guarantees (survives, shared_by, detail, atomic, engine, version,
+capabilities, checks, accepted).
 """
 
 
@@ -95,7 +93,6 @@ class StoreCounts:
     def __init__(self) -> None:
         self.sessions: Counter[str] = Counter()
         self.records: Counter[str] = Counter()
-        self.torn = 0
         self.bytes = 0
         self.largest: list[tuple[int, int, str]] = []
         self.interrupted: list[dict[str, Any]] = []
@@ -104,15 +101,13 @@ class StoreCounts:
     def count(self, source: OpenStore, head: Head) -> Iterator[None]:
         """Count one session; yields at each entry, so that the caller can update its progress."""
         self.sessions["deleted" if DELETED in head.labels else "live"] += 1
-        batches = BatchAssembler(head.stream)
         kinds: Counter[str] = Counter()
         size = 0
         try:
             for entry in source.backend.read(head.stream, max_body=chain.BODY_MAX):
                 size += len(entry.header) + len(entry.body or b"")
-                kinds.update(self._kinds(batches, head.stream, entry))
+                kinds.update(self._kinds(head.stream, entry))
                 yield
-            self._torn(batches)
         except DamagedError:
             self.damaged.add(head.stream)
         self.sessions["branches"] += kinds["branched"]
@@ -123,21 +118,17 @@ class StoreCounts:
         if TURN_OPEN in head.labels:
             self._interrupted(source, head.stream)
 
-    def _kinds(self, batches: BatchAssembler, name: str, entry: Entry) -> list[str]:
-        """Return the kinds of the records that this entry completed."""
+    def _kinds(self, name: str, entry: Entry) -> list[str]:
+        """Return the kinds of the records in an entry that can be read."""
+        damage: list[ChainError] = []
         try:
-            linked = chain.verify_entry(name, entry)
-            if linked.header.kind == BatchDiscarded.kind:
-                self._torn(batches)
-            return [whole.header.kind for whole in batches.add(linked)]
+            records = chain.verify_entry(name, entry, damage.append).records
         except (DamagedError, VersionError):
             self.damaged.add(name)
-            return [whole.header.kind for whole in batches.flush()]
-
-    def _torn(self, batches: BatchAssembler) -> None:
-        if batches.torn is not None:
-            first, last = batches.torn
-            self.torn += last - first + 1
+            return []
+        if damage:
+            self.damaged.add(name)
+        return [record.kind for record in records]
 
     def _interrupted(self, source: OpenStore, name: str) -> None:
         try:
@@ -165,7 +156,6 @@ class StoreCounts:
             },
             "messages": self.records["message"],
             "records": dict(sorted(self.records.items())),
-            "torn": self.torn,
             "bytes": self.bytes,
             "largest": [
                 {"session": name, "records": records, "bytes": size}
@@ -187,8 +177,6 @@ def _print_counts(result: dict[str, Any]) -> None:
     _print_fact("records", f"{sum(result['records'].values()):,}")
     for kind, count in sorted(result["records"].items(), key=lambda item: (-item[1], item[0])):
         _print_fact("", f"{count:>10,}  {safe(kind)}")
-    if result["torn"]:
-        _print_fact("torn", f"{result['torn']:,} entries that a crash cut off, not counted above")
     exact_bytes = "" if result["bytes"] < 1000 else f" ({result['bytes']:,})"  # noqa: PLR2004 - as in decimal
     _print_fact("bytes", f"{decimal(result['bytes'])}{exact_bytes}")
     for number, session in enumerate(result["largest"]):

@@ -26,7 +26,7 @@ from perdure.cli.terminal import (
     terminal_width,
     timestamp_seconds,
 )
-from perdure.errors import DamagedError, IncompleteBatchError, NotFoundError, UnavailableError
+from perdure.errors import DamagedError, NotFoundError, UnavailableError
 from perdure.journal.records import Record
 from perdure.safe_text import safe
 from perdure.sync.verify import find_head
@@ -155,8 +155,6 @@ class _RecordPrinter:
         while damage and (before is None or damage[0].position < before):
             error = damage.pop(0)
             self._position = max(self._position, error.position)
-            if isinstance(error, IncompleteBatchError):
-                continue
             self.damaged = True
             if self._as_json:
                 echo_json(damage_json(self._session, error))

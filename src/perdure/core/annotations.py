@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from perdure.backends.protocol import DELETED, HALF_COPIED, LABEL_BYTES_MAX, LABELS_MAX
-from perdure.core.history import find_entry
+from perdure.core.history import find_position
 from perdure.core.plans import Plan, RecordBatch, add_unless_stored
 from perdure.core.replica import Replica
 from perdure.core.state.conversation import PINS_MAX
@@ -109,7 +109,7 @@ def pin_message(replica: Replica, position: int, *, on: bool) -> Plan[int]:
 
 def _require_message(replica: Replica, position: int) -> Steps[None]:
     past = replica.history
-    linked = yield from find_entry(past, position)
+    linked = yield from find_position(past, position)
     if linked is None:
         raise NotFoundError(f"a record at {position}", f"the newest is at {replica.tip.position}")
     content = chain.decode_content(past.stream.session, linked, past.cipher)

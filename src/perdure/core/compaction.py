@@ -27,12 +27,12 @@ from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.validation import require_int
 from perdure.errors import UsageError
 from perdure.journal import chain, codec, reader
-from perdure.journal.chain import PendingRecord, VerifiedEntry
+from perdure.journal.chain import PendingRecord, VerifiedRecord
 from perdure.journal.compaction import Carried, Compacted
 from perdure.journal.reader import ForwardReader, History
 from perdure.journal.records import (
-    Content,
     EffectSettled,
+    IndexPage,
     Message,
     Snapshot,
     TurnContinued,
@@ -110,22 +110,25 @@ class _Survey:
         self.spans: list[tuple[int, int]] = []
         """Failed turns that were continued: from their beginning to their continuation."""
 
-    def add(self, linked: VerifiedEntry, content: Content, payload: bytes) -> None:
+    def add(self, linked: VerifiedRecord, record: PendingRecord) -> None:
         """Add the next record."""
-        position, record_id, state = linked.entry.position, linked.header.id, self._state
+        position, record_id, state = linked.position, record.id, self._state
+        content, payload = record.content, record.payload
+        if isinstance(content, IndexPage | Snapshot) and self.safe[-1:] == [position]:
+            self.safe.pop()  # The pages of a run and its snapshot stay together.
         state.apply(position, record_id, content, payload)
         if isinstance(content, Message) and not self._final.conversation.is_hidden(position):
             self.messages.append(position)
         key = dropped_ids.key_of(record_id, content)
         if key:
-            stripped = strip_derived(PendingRecord(record_id, content, payload))
+            stripped = strip_derived(record)
             self.rows.append(dropped_ids.encode_row(key, position, content, stripped))
         if isinstance(content, EffectSettled) and content.intent:
             self.settled += _outcome_positions(position, content)
         if isinstance(content, TurnContinued) and content.ended:
             self.spans.append((content.begun, position))
         talk = state.conversation
-        if not (linked.header.remaining or state.turns or talk.calls or talk.partials):
+        if not (linked.remaining or state.turns or talk.calls or talk.partials):
             self.safe.append(position + 1)
 
 
@@ -140,12 +143,9 @@ def find_cut(
     forward = ForwardReader(past)
     while (page := (yield from forward.page())) is not None:
         for linked in page:
-            payload = chain.open_body(name, linked, past.cipher)
-            position = linked.entry.position
-            content = codec.decode(linked.header.kind, payload, stream=name, position=position)
-            survey.add(linked, content, payload)
+            survey.add(linked, chain.decode_record(name, linked, past.cipher))
         if progress is not None and page:
-            progress(page[-1].entry.position, past.tip.position)
+            progress(page[-1].position, past.tip.position)
     wanted = _wanted(survey, past, request, final.conversation)
     view_limit = yield from _view_limit(past, final)
     limit = min(wanted, view_limit)
@@ -161,7 +161,7 @@ def find_cut(
         limited_by = "a replacement" if is_moved else limited_by
     if first == past.first:
         return Cut(first, "", SessionState(), [], [], 0, [], limited_by)
-    shared = yield from reader.read_entry(past, first - 1)
+    shared = yield from reader.read_record(past, first - 1)
     state = yield from replica.loader.state_at(past, shared.tip)
     rows = [row for row in survey.rows if int.from_bytes(row[8:16]) < first]
     rows += yield from dropped_ids.read_rows(past, final.dropped_ids)
@@ -285,17 +285,19 @@ def _carried(batch: RecordBatch, cut: Cut) -> Steps[list[Carried]]:
     for position in sorted(cited):
         if position >= cut.first or batch.past.is_dropped(position):
             continue
-        linked = yield from reader.read_entry(batch.past, position, check_tip=False)
-        payload = chain.open_body(batch.name, linked, batch.past.cipher)
-        record = Carried(
+        linked = yield from reader.read_record(batch.past, position, check_tip=False)
+        record = chain.decode_record(batch.name, linked, batch.past.cipher)
+        if linked.body is None:
+            continue  # It was erased.
+        kept = Carried(
             position=position,
-            record=linked.header.kind,
-            id=linked.header.id,
+            record=linked.kind,
+            id=record.id,
             time=linked.header.time,
             digest=linked.digest,
-            content=codec.decode_tree(payload),
+            content=codec.decode_tree(record.payload),
         )
-        carried.append(record)
+        carried.append(kept)
     yield from reader.require_tip(batch.past)
     return carried
 

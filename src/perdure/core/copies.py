@@ -9,9 +9,11 @@ The copy is written page by page under the labels `UNFINISHED`, which hide it: i
 and it cannot be opened. The last append ends it with a `copied` record, and with the labels of its
 own. After a crash in between, the same call continues after the last page.
 
-To edit: every copied entry is a batch of its own, so that a crash leaves no incomplete batch, which
-would have to be discarded by a record that the source does not have.
+To edit: every entry of the source becomes one entry of the copy, with the same positions.
 """
+
+from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -23,7 +25,7 @@ from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.validation import require_session_id
 from perdure.errors import PerdureError, UsageError
 from perdure.journal import chain, codec, reader, requests
-from perdure.journal.chain import ChainTip, PendingRecord, VerifiedEntry
+from perdure.journal.chain import ChainTip, PendingRecord, VerifiedRecord
 from perdure.journal.compaction import Compacted
 from perdure.journal.reader import ForwardReader
 from perdure.journal.records import (
@@ -32,10 +34,10 @@ from perdure.journal.records import (
     BranchReleased,
     Content,
     Copied,
+    EmptiedContent,
     LeaseChange,
     Omitted,
     Snapshot,
-    Summary,
 )
 from perdure.journal.requests import Steps
 
@@ -65,9 +67,7 @@ class _SessionCopy:
         self._target = target
         self._settings = source.settings
         self._past = source.history
-        first, _ = self._past.torn or (self._past.tip.position + 1, 0)
-        self._last = first - 1
-        """The last position to copy: a batch that a crash truncated at the end is left out."""
+        self._last = self._past.tip.position
         self._entries: list[Entry] = []
 
     def write(self) -> Steps[bool]:
@@ -86,15 +86,15 @@ class _SessionCopy:
         self._stored = tip.digest or ""
         forward = ForwardReader(self._past, after=tip.position)
         while (page := (yield from forward.page())) is not None:
-            for linked in page:
-                yield from self._add(linked)
+            for _, records in groupby(page, key=lambda record: record.entry.position):
+                self._add([*records])
             # What was compacted cannot be loaded before its `compacted` record: one append.
             if not self._past.compacted and not (yield from self._store()):
                 return False
         if not (yield from self._store()):
             return False
         yield from self._target.load()
-        newest = yield from reader.read_entry(self._past, self._last)
+        newest = yield from reader.read_record(self._past, self._last)
         self._digest = newest.digest
         return self._target.tip.position == self._last
 
@@ -115,31 +115,37 @@ class _SessionCopy:
     def _require_same_source(self, position: int) -> Steps[None]:
         """Raise UsageError unless an unfinished copy is one of this session."""
         name = self._target.name
-        copied = yield from reader.read_entry(self._target.history, position)
+        copied = yield from reader.read_record(self._target.history, position)
         if position <= self._last:
-            source = yield from reader.read_entry(self._past, position)
-            was, now = source.header, copied.header
-            if (was.id, was.time) == (now.id, now.time):
+            source = yield from reader.read_record(self._past, position)
+            if (source.id, source.header.time) == (copied.id, copied.header.time):
                 return
         reason = f"session {name!r} is an unfinished copy of another session or of a later view"
         raise UsageError(f"{reason}: choose another id, or call store.delete({name!r})")
 
-    def _add(self, linked: VerifiedEntry) -> Steps[None]:
-        """Add the next record of the source."""
-        header, name = linked.header, self._past.stream.session
-        while self._tip.position < header.position - 1:
-            # An entry of an incomplete batch, which is still there.
-            torn = yield from reader.read_entry(self._past, self._tip.position + 1)
-            self._link(torn.header.id, Omitted(), b"", torn.header.time)
-        content = chain.decode_content(name, linked, self._past.cipher)
-        payload = chain.open_body(name, linked, self._past.cipher)
-        copied = yield from self._convert(content)
-        self._link(header.id, copied, payload if copied is content else b"", header.time)
+    def _add(self, records: Sequence[VerifiedRecord]) -> None:
+        """Add the records of the next entry of the source."""
+        first = self._tip.position + 1
+        drafts = []
+        for position, linked in enumerate(records, first):
+            record = chain.decode_record(self._past.stream.session, linked, self._past.cipher)
+            content, payload = self._convert(record.content), record.payload
+            if content is not record.content:
+                payload = codec.encode(content)
+            drafts.append(PendingRecord(record.id, content, payload))
+            self._state.apply(position, record.id, content, payload)
+        time, ids = records[0].header.time, [linked.id for linked in records]
+        entry, self._tip = chain.link_entry(
+            self._stream, self._tip, drafts, time=time, cipher=self._settings.cipher, ids=ids
+        )
+        self._entries.append(entry)
 
-    def _convert(self, content: Content) -> Steps[Content]:
+    def _convert(self, content: Content) -> Content:
         """Return the record that a copy has in the place of one of its source."""
         if isinstance(content, LeaseChange | BranchKept | BranchReleased | Branched):
             return Omitted(record=content.kind)
+        if isinstance(content, EmptiedContent):
+            return Omitted()
         if isinstance(content, Snapshot):
             if self._state.recent_ids:  # No pages of the index before it: an older snapshot.
                 return Omitted(record=content.kind)
@@ -147,26 +153,7 @@ class _SessionCopy:
         if isinstance(content, Compacted):
             facts = self._detached(content).facts()
             return msgspec.structs.replace(content, digest="", state=STATE_VERSION, facts=facts)
-        if isinstance(content, Summary) and content.last >= self._past.first:
-            digest = yield from self._digest_at(content.last)
-            return msgspec.structs.replace(content, digest=digest)
         return content
-
-    def _digest_at(self, position: int) -> Steps[str]:
-        """Return the digest of an entry of the copy."""
-        for entry in self._entries:
-            if entry.position == position:
-                return chain.entry_digest(entry)
-        (entry,) = yield from requests.read(self._target.name, after=position - 1, limit=1)
-        return chain.entry_digest(entry)
-
-    def _link(self, record_id: str, content: Content, payload: bytes, time: str) -> None:
-        draft = PendingRecord(record_id, content, payload or codec.encode(content))
-        entries, self._tip = chain.link_entries(
-            self._stream, self._tip, [draft], time=time, cipher=self._settings.cipher
-        )
-        self._state.apply(self._tip.position, record_id, content, draft.payload)
-        self._entries += entries
 
     def _store(self) -> Steps[bool]:
         """Store what was added; False if another process wrote it first."""

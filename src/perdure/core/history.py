@@ -26,12 +26,11 @@ from perdure.formats.tokens import Counter, count_tokens
 from perdure.formats.tool_calls import Call, closing
 from perdure.formats.transcript import safe_cuts
 from perdure.journal import chain, codec, reader
-from perdure.journal.chain import VerifiedEntry
+from perdure.journal.chain import VerifiedRecord
 from perdure.journal.codec import Codec
 from perdure.journal.kinds import KINDS
 from perdure.journal.reader import BackwardReader, ForwardReader, History, OnDamage
 from perdure.journal.records import (
-    BatchDiscarded,
     Content,
     FieldsChanged,
     Message,
@@ -61,16 +60,14 @@ def read_messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str,
 
 def read_newest_messages(
     past: History, order: MessageOrder | None, count: int
-) -> Steps[list[VerifiedEntry]]:
-    """Return the entries of the newest messages, at most `count`, newest first.
+) -> Steps[list[VerifiedRecord]]:
+    """Return the records of the newest messages, at most `count`, newest first.
 
-    Entries of torn batches are skipped: a torn tail by its range, earlier ones by the
-    `batch.discarded` record that follows them. `order` is None if no message was ever retracted.
+    Erased ones are skipped. `order` is None if no message was ever retracted.
     """
-    matches: list[VerifiedEntry] = []
+    matches: list[VerifiedRecord] = []
     stream = past.stream
     backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
-    torn = past.torn or (0, 0)
     limit = min(reader.PAGE, 2 * count + 2)
     while not backward.ended and len(matches) < count:
         page = yield from backward.page(limit)
@@ -78,10 +75,7 @@ def read_newest_messages(
             reader.PAGE, 2 * limit
         )  # If messages are rare, small pages would be many reads.
         for linked in page:
-            kind, position = linked.header.kind, linked.entry.position
-            if kind == BatchDiscarded.kind:
-                torn = reader.discarded_range(past, linked)
-            is_message = kind == Message.kind and not torn[0] <= position <= torn[1]
+            is_message = linked.kind == Message.kind and linked.body is not None
             if order is not None:
                 matches += order.place(linked, is_message=is_message)
             elif is_message:
@@ -112,12 +106,12 @@ def read_last_role(replica: Replica) -> str:
     return role if isinstance(role, str) else ""
 
 
-def decode_message(past: History, own: Codec, linked: VerifiedEntry) -> Message:
+def decode_message(past: History, own: Codec, linked: VerifiedRecord) -> Message:
     """Return the message in an entry, with values of the caller's types restored by `own`."""
-    name, position = past.stream.session, linked.entry.position
-    payload = chain.open_body(name, linked, past.cipher)
-    content = codec.decode(Message.kind, payload, stream=name, position=position)
-    return _unpack(own, content, payload, name, position)  # type: ignore[return-value] # The codec decodes a kind to its class.
+    name, position = past.stream.session, linked.position
+    record = chain.decode_record(name, linked, past.cipher)
+    content = reader.require_kind(name, position, record.content, Message)
+    return _unpack(own, content, record.payload, name, position)  # type: ignore[return-value] # It returns the same class.
 
 
 def _unpack(own: Codec, content: Content, payload: bytes, name: str, position: int) -> Content:
@@ -185,14 +179,14 @@ class RecordReader:
         whole = yield from self._forward.page(self._filter.page_size(self._found))
         return None if whole is None else self._take(whole)
 
-    def _take(self, whole: Sequence[VerifiedEntry]) -> list[Record]:
+    def _take(self, whole: Sequence[VerifiedRecord]) -> list[Record]:
         """Return the records that the filter selects, up to its limit."""
         kinds, limit = self._filter.kinds, self._filter.limit
         records: list[Record] = []
         for linked in whole:
             if self._found == limit:
                 break
-            if kinds and linked.header.kind not in kinds:
+            if kinds and linked.kind not in kinds:
                 continue
             try:
                 records.append(decode_record(self._past, self._settings, linked))
@@ -211,7 +205,6 @@ class NewestRecordReader(RecordReader):
         super().__init__(past, settings, filter)
         stream = past.stream
         self._backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
-        self._torn = past.torn or (0, 0)
 
     def page(self) -> Steps[list[Record] | None]:
         """Return the next records, newest first, or None at the beginning."""
@@ -221,13 +214,10 @@ class NewestRecordReader(RecordReader):
         entries = yield from self._backward.page(size)
         whole = []
         for linked in entries:
-            if linked.entry.position <= self._filter.after:
+            if linked.position <= self._filter.after:
                 self._backward.ended = True
                 break
-            if linked.header.kind == BatchDiscarded.kind:
-                self._torn = reader.discarded_range(self._past, linked)
-            if not self._torn[0] <= linked.entry.position <= self._torn[1]:
-                whole.append(linked)
+            whole.append(linked)
         return self._take(whole)
 
 
@@ -243,27 +233,21 @@ def record_reader(
     return NewestRecordReader(past, settings, filter)
 
 
-def find_entry(past: History, position: int, *, whole: int = 0) -> Steps[VerifiedEntry | None]:
-    """Return the entry at a position that a caller chose; None if no record is stored there.
+def find_position(past: History, position: int) -> Steps[VerifiedRecord | None]:
+    """Return the record at a position that a caller chose; None if the session has none there.
 
-    CompactedError if a compaction dropped it. Batches up to the position `whole` are known to be
-    complete.
+    CompactedError if a compaction dropped it.
     """
-    first, last = past.torn or (0, 0)
     # A dropped record may be carried; if not, reading it says that it was compacted.
     earliest = 1 if past.compacted else past.first
-    beyond = not earliest <= position <= past.tip.position
-    if beyond or first <= position <= last:
+    if not earliest <= position <= past.tip.position:
         return None
-    linked = yield from reader.read_entry(past, position)
-    if position > whole and (yield from reader.is_discarded(past, linked)):
-        return None
-    return linked
+    return (yield from reader.read_record(past, position))
 
 
 def read_record(past: History, settings: Settings, position: int) -> Steps[Record]:
     """Return the record at a position; NotFoundError if the session has none there."""
-    linked = yield from find_entry(past, require_int(position, "position"))
+    linked = yield from find_position(past, require_int(position, "position"))
     if linked is None:
         hint = f"it has records from {past.first} to {past.tip.position}"
         raise NotFoundError(f"a record at {position} in session {past.stream.session!r}", hint)
@@ -289,13 +273,14 @@ def previous_note(record: Record) -> int:
     return record.content.previous if isinstance(record.content, Note) else 0
 
 
-def decode_record(past: History, settings: Settings, linked: VerifiedEntry) -> Record:
-    """Return the record in an entry, with values of the caller's types restored."""
+def decode_record(past: History, settings: Settings, linked: VerifiedRecord) -> Record:
+    """Return a record, with values of the caller's types restored."""
     name = past.stream.session
-    content = chain.decode_content(name, linked, past.cipher)
-    payload = chain.open_body(name, linked, past.cipher)
-    unpacked = _unpack(settings.codec, content, payload, name, linked.entry.position)
-    return chain.to_record(name, linked, unpacked)
+    record = chain.decode_record(name, linked, past.cipher)
+    unpacked = _unpack(settings.codec, record.content, record.payload, name, linked.position)
+    if unpacked is not record.content:
+        record = msgspec.structs.replace(record, content=unpacked)
+    return chain.to_record(name, linked, record)
 
 
 PAGE_ENTRIES = 32  # entries; windows are short, so most of a larger page would be wasted
@@ -329,9 +314,9 @@ class MessageCounter(NamedTuple):
         """Return the number of tokens of a message that has no record."""
         return 0 if self.counter is None else count_tokens(self.counter, message)
 
-    def read(self, past: History, own: Codec, linked: VerifiedEntry) -> StoredMessage:
+    def read(self, past: History, own: Codec, linked: VerifiedRecord) -> StoredMessage:
         """Return the message in an entry, counted."""
-        position, content = linked.entry.position, decode_message(past, own, linked)
+        position, content = linked.position, decode_message(past, own, linked)
         tokens = 0
         if self.counter is not None and not content.opaque:
             same = content.counter == self.counter.name
@@ -377,7 +362,7 @@ def unknown_effect_notices(
 
 
 class MessageReader:
-    """Reads the messages after a position in pages, newest first, without torn batches."""
+    """Reads the messages after a position in pages, newest first, without erased ones."""
 
     def __init__(
         self,
@@ -395,7 +380,6 @@ class MessageReader:
         self._counting = counting
         stream = past.stream
         self._backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
-        self._torn = past.torn or (0, 0)
         self._ids: set[str] = set()
         """Record ids so far: a whole answer has the id of the interrupted one it supersedes."""
 
@@ -406,13 +390,10 @@ class MessageReader:
         messages: list[StoredMessage] = []
         past = self._past
         for linked in (yield from self._backward.page(PAGE_ENTRIES)):
-            position, kind = linked.entry.position, linked.header.kind
-            if position <= self._after:
+            if linked.position <= self._after:
                 self._backward.ended = True
                 break
-            if kind == BatchDiscarded.kind:
-                self._torn = reader.discarded_range(past, linked)
-            is_message = kind == Message.kind and not self._torn[0] <= position <= self._torn[1]
+            is_message = linked.kind == Message.kind and linked.body is not None
             placed = [linked] if is_message else []
             if self._order is not None:
                 placed = self._order.place(linked, is_message=is_message)
@@ -421,13 +402,14 @@ class MessageReader:
             messages += self._read(self._order.flush())
         return messages
 
-    def _read(self, placed: Sequence[VerifiedEntry]) -> list[StoredMessage]:
-        messages = []
+    def _read(self, placed: Sequence[VerifiedRecord]) -> list[StoredMessage]:
+        past, messages = self._past, []
         for item in placed:
-            message = self._counting.read(self._past, self._own, item)
-            if not (message.interrupted and item.header.id in self._ids):
+            message = self._counting.read(past, self._own, item)
+            record_id = chain.decode_record(past.stream.session, item, past.cipher).id
+            if not (message.interrupted and record_id in self._ids):
                 messages.append(message)
-            self._ids.add(item.header.id)
+            self._ids.add(record_id)
         return messages
 
 
@@ -441,7 +423,7 @@ def read_instructions(
     conversation, past = view.state.conversation, view.history
     messages: list[StoredMessage] = []
     for position in sorted({*conversation.systems, *conversation.pins}):
-        linked = yield from reader.read_entry(past, position, check_tip=False)
+        linked = yield from reader.read_record(past, position, check_tip=False)
         messages.append(counting.read(past, own, linked))
     return messages
 

@@ -29,6 +29,7 @@ from typing import NamedTuple
 from perdure.core.state.session_state import IndexRun
 from perdure.errors import ChainError, DamagedError, NotFoundError, PayloadError
 from perdure.journal import chain, reader, requests
+from perdure.journal.chain import VerifiedRecord
 from perdure.journal.reader import History
 from perdure.journal.records import IndexPage
 from perdure.journal.requests import Steps
@@ -114,12 +115,15 @@ def _read_pages(past: History, run: IndexRun, page: int, count: int) -> Steps[li
     """Read pages of a run; raise DamagedError if one is missing, altered or another record."""
     first, pages = run.first + page, []
     stream = past.segment(first).stream
-    entries = yield from requests.read(stream.session, after=first - 1, limit=count)
+    records: dict[int, VerifiedRecord] = {}
+    for entry in (yield from requests.read(stream.session, after=first - 1, limit=count)):
+        verified = chain.verify_entry(stream.session, entry)
+        chain.require_same_stream(stream, verified)
+        records.update({record.position: record for record in verified.records})
     for number in range(count):
-        if len(entries) <= number or entries[number].position != first + number:
-            yield from reader.explain_missing(stream.session, first + number)
-        linked = chain.verify_entry(stream.session, entries[number])
-        chain.require_same_stream(stream, linked)
+        linked = records.get(first + number)
+        if linked is None:
+            linked = yield from reader.explain_missing(stream.session, first + number)
         content = chain.decode_content(stream.session, linked, past.cipher)
         content = reader.require_kind(stream.session, first + number, content, IndexPage)
         if (content.page, content.bits) != (page + number, run.bits):

@@ -32,13 +32,7 @@ from perdure.errors import (
 from perdure.journal import chain, codec, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
 from perdure.journal.reader import ParentStream
-from perdure.journal.records import (
-    Branched,
-    BranchKept,
-    BranchReleased,
-    Content,
-    Deleted,
-)
+from perdure.journal.records import Branched, BranchKept, BranchReleased, Content, Deleted
 from perdure.journal.requests import Steps
 
 PAGE = 256  # heads per request
@@ -164,7 +158,7 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     settings = source.settings
     stream = StreamIdentity(require_session_id(name), settings.token(), settings.tenant)
     state, past, _ = source.view
-    newest = past.torn[0] - 1 if past.torn else past.tip.position
+    newest = past.tip.position
     position = newest if at is None else require_int(at, "at")
     if position == 0 and not state.begin:  # No history to share: the branch is a new session.
         yield from require_free(stream.session)
@@ -174,11 +168,8 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     if not first <= position <= newest:
         allowed = f"a branch of {source.name!r} must begin at {first} to {newest}"
         raise UsageError(f"{allowed}, not {position}")
-    shared = yield from reader.read_entry(past, position)
+    shared = yield from reader.read_record(past, position)
     past = past.until(shared.tip)
-    if (yield from reader.is_discarded(past, shared)):
-        reason = f"entry {position} of {source.name!r} is part of a batch that a crash interrupted"
-        raise UsageError(f"{reason}: choose another position")
     yield from require_free(stream.session)
     state = yield from source.loader.state_at(past, past.tip)
     # The position may be in the history that the source shares itself: the stream that stores it
@@ -241,10 +232,10 @@ def _store_first_entry(
     """Store the first entry of a branch; if the name was taken meanwhile, release the keep."""
     settings, parent = owner.settings, owner.history.stream
     content = Branched(parent=parent.session, stream=parent.id, at=shared.position)
-    draft, entries, tip = _link_one(stream, shared, content, settings)
+    draft, entry, tip = _link_one(stream, shared, content, settings)
     state.apply(tip.position, draft.id, content, draft.payload)
     # It links to an entry of the parent's stream, so nothing is before it in its own.
-    first = Append(stream.session, entries, state.head_labels, previous="")
+    first = Append(stream.session, [entry], state.head_labels, previous="")
     outcome = yield from requests.commit(first)
     if outcome.status != "stored":
         yield from _write_plan(owner, _plan_release(owner, keep))
@@ -253,11 +244,11 @@ def _store_first_entry(
 
 def _link_one(
     stream: StreamIdentity, after: ChainTip, content: Content, settings: Settings
-) -> tuple[PendingRecord, list[Entry], ChainTip]:
+) -> tuple[PendingRecord, Entry, ChainTip]:
     """Return a record as the next entry of a stream, with the tip that it makes."""
     draft = PendingRecord(settings.new_id(), content, codec.encode(content))
     time, cipher = settings.now(), settings.cipher
-    return draft, *chain.link_entries(stream, after, [draft], time=time, cipher=cipher)
+    return draft, *chain.link_entry(stream, after, [draft], time=time, cipher=cipher)
 
 
 def _plan_release(owner: Replica, keep: str) -> Plan[int]:
@@ -335,8 +326,8 @@ def _delete_incomplete(replica: Replica, reason: str) -> Steps[None]:
         return
     settings = replica.settings
     stream = StreamIdentity(replica.name, linked.header.stream, settings.tenant)
-    _, entries, tip = _link_one(stream, linked.tip, Deleted(reason=reason), settings)
-    deletion = Append(replica.name, entries, frozenset({DELETED}), linked.digest)
+    _, entry, tip = _link_one(stream, linked.tip, Deleted(reason=reason), settings)
+    deletion = Append(replica.name, [entry], frozenset({DELETED}), linked.digest)
     outcome = yield from requests.commit(deletion)
     if outcome.status == "stored":
         yield from requests.drop(replica.name, before=tip.position)

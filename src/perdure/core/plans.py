@@ -22,9 +22,9 @@ from perdure.core.conflicts import _HISTORY_CHANGES, CONFLICT_RULES, UNREADABLE
 from perdure.core.dropped_ids import DroppedRecord
 from perdure.core.index import IndexCache
 from perdure.core.state.session_state import INPUT_SUFFIX, OpenTurn, SessionState
-from perdure.errors import ConflictError, DivergenceError
+from perdure.errors import ConflictError, DivergenceError, UsageError
 from perdure.journal import chain, codec, reader
-from perdure.journal.chain import ChainTip, PendingRecord
+from perdure.journal.chain import BODY_EXTRA, ENTRY_MAX, RECORDS_MAX, ChainTip, PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import ContentT, History
 from perdure.journal.records import (
@@ -66,6 +66,12 @@ class RecordBatch(msgspec.Struct, eq=False):
     tip: ChainTip
     index_cache: IndexCache
     pending: list[PendingRecord] = msgspec.field(default_factory=list)
+    data_count: int = 0
+    """How many of them plans have added; pages of the index and a snapshot follow."""
+    size: int = 0
+    """The bytes of the payloads."""
+    is_too_large: bool = False
+    """Whether one entry cannot hold what plans have added."""
     values: dict[str, bytes] = msgspec.field(default_factory=dict)
     """The full values that this batch sets, by key."""
     last_payload: bytes | None = None
@@ -82,14 +88,19 @@ class RecordBatch(msgspec.Struct, eq=False):
 
     def savepoint(self) -> "Savepoint":
         """Return what `rollback` needs to discard the records that are added from now on."""
-        saved = Savepoint(self.state, len(self.pending), self.values, self.last_payload)
+        saved = Savepoint(self.state, len(self.pending), self.values, self.last_payload, self.size)
         self.state, self.values = self.state.draft(), {**self.values}
         return saved
 
     def rollback(self, saved: "Savepoint") -> None:
         """Discard the records that were added since a savepoint, and their effect on the state."""
-        self.state, count, self.values, self.last_payload = saved
+        self.state, count, self.values, self.last_payload, self.size = saved
         del self.pending[count:]
+
+    def end_data(self) -> None:
+        """Mark the end of what plans add."""
+        self.data_count = count = len(self.pending)
+        self.is_too_large = self.size + count * BODY_EXTRA > ENTRY_MAX or count > RECORDS_MAX
 
     def add_all(self, drafts: Sequence[PendingRecord]) -> int:
         """Add records; later plans of the batch see their effect. Return the last position."""
@@ -98,6 +109,7 @@ class RecordBatch(msgspec.Struct, eq=False):
             content, payload = draft.content, draft.payload
             position += 1
             self.pending.append(draft)
+            self.size += len(payload)
             apply(position, draft.id, content, payload)
             if content.kind == "message":
                 self.last_payload = payload
@@ -107,6 +119,7 @@ class RecordBatch(msgspec.Struct, eq=False):
         """Encode a record and add it, as `add_all` does; return its position."""
         payload = codec.encode(content)
         self.pending.append(PendingRecord(record_id, content, payload))
+        self.size += len(payload)
         position = self.tip.position + len(self.pending)
         self.state.apply(position, record_id, content, payload)
         if content.kind == "message":
@@ -124,11 +137,9 @@ class RecordBatch(msgspec.Struct, eq=False):
             return self.pending[position - self.tip.position - 1]
         record = self.read_records.get(position)
         if record is None:
-            linked = yield from reader.read_entry(self.past, position)
-            payload = chain.open_body(self.name, linked, self.past.cipher)
-            kind, record_id = linked.header.kind, linked.header.id
-            content = codec.decode(kind, payload, stream=self.name, position=position)
-            record = self.read_records[position] = PendingRecord(record_id, content, payload)
+            linked = yield from reader.read_record(self.past, position)
+            record = chain.decode_record(self.name, linked, self.past.cipher)
+            self.read_records[position] = record
         return record
 
     def conflict(self, reason: str) -> ConflictError:
@@ -229,6 +240,26 @@ def fingerprint(payload: bytes) -> str:
     return sha256(payload).hexdigest()[:32]
 
 
+def too_large_error() -> UsageError:
+    """Return the error for a plan whose records one entry cannot hold."""
+    limits = f"{ENTRY_MAX // 2**20} MiB or {RECORDS_MAX} records"
+    hint = "append the messages in several calls, or keep large data in files and store their names"
+    return UsageError(f"one append cannot hold more than {limits}: {hint}", "$")
+
+
+def split_entries(batch: RecordBatch) -> list[list[PendingRecord]]:
+    """Return the records of a batch entry by entry: those that plans have added are one entry.
+
+    Pages of the index and a snapshot are entries of their own, so that reading one does not read
+    the others. If a crash leaves only some of them, they are of no use and do no harm.
+    """
+    pending, count = batch.pending, batch.data_count
+    if len(pending) == count:
+        return [pending]
+    end = max(count, len(pending) - 2)  # The last page and the snapshot are together.
+    return [pending[:count], *([page] for page in pending[count:end]), pending[end:]]
+
+
 class Savepoint(NamedTuple):
     """A `RecordBatch` at one moment, for `RecordBatch.rollback`."""
 
@@ -236,6 +267,7 @@ class Savepoint(NamedTuple):
     pending: int
     values: dict[str, bytes]
     last_payload: bytes | None
+    size: int
 
 
 class Plan(msgspec.Struct, Generic[T], frozen=True, gc=False):

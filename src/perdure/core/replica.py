@@ -36,13 +36,15 @@ from perdure.core.plans import (
     Plan,
     RecordBatch,
     T,
+    split_entries,
+    too_large_error,
 )
 from perdure.core.replay import guard
 from perdure.core.replay.guard import Guard
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.state.values import CachedValue, ValueCache
-from perdure.core.state_loader import StateLoader
+from perdure.core.state_loader import StateLoader, history_of, newest_payload
 from perdure.errors import (
     ChainError,
     ConflictError,
@@ -59,7 +61,6 @@ from perdure.errors import (
 from perdure.journal import chain, reader, requests
 from perdure.journal.chain import (
     EMPTY_CHAIN,
-    BatchAssembler,
     ChainTip,
     StreamIdentity,
     VerifiedEntry,
@@ -67,18 +68,13 @@ from perdure.journal.chain import (
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import PAGE, History
 from perdure.journal.records import (
-    BatchDiscarded,
     Branched,
     Content,
+    Erased,
     IndexPage,
-    Message,
-    MessagesReplaced,
-    MessagesRetracted,
     Snapshot,
 )
 from perdure.journal.requests import Commit, Steps
-
-_RETRACTIONS = frozenset({MessagesRetracted.kind, MessagesReplaced.kind})
 
 
 class InDoubtWrite(msgspec.Struct, frozen=True, gc=False):
@@ -134,7 +130,6 @@ class Replica:
         """How often the caller accepted another history; what is computed from one is void then."""
         self.unfinished = False
         """Whether it is a copy that is not whole yet (`core.copies`), and so cannot be used."""
-        self._batches = BatchAssembler(name)
 
     def new_id(self) -> str:
         """Return a new record id, marked as generated."""
@@ -207,13 +202,11 @@ class Replica:
         stream: StreamIdentity,
         tip: ChainTip,
         last: bytes | None,
-        batches: BatchAssembler,
-        torn: tuple[int, int] | None = None,
     ) -> None:
-        kept = (state.lineage, state.begin, torn, state.compacted, state.carried)
+        kept = (state.lineage, state.begin, state.erasures, state.compacted, state.carried)
         past = History(stream, tip, self.settings.cipher, *kept)
         # `tuple.__new__` is faster than calling the class, and every write comes through here.
-        self.view, self._batches = tuple.__new__(StateView, (state, past, last)), batches
+        self.view = tuple.__new__(StateView, (state, past, last))
 
     # Opening and catching up.
 
@@ -229,12 +222,10 @@ class Replica:
         reader.require_head(self.name, head, tail)
         self.unfinished = head is not None and head.labels >= UNFINISHED
         if tail:
-            state, batches = self.loader.rebuild(tail, base)
+            state = self.loader.rebuild(tail, base)
             stream = StreamIdentity(self.name, tail[0].header.stream, self.settings.tenant)
-            self._publish(state, stream, tail[0].tip, None, batches, batches.torn)
+            self._publish(state, stream, tail[0].tip, None)
             self._unseen.clear()
-            if batches.torn is not None:
-                self._add_notice("recovery", first=batches.torn[0], last=batches.torn[1])
             last = yield from self.loader.last_payload(self.history, state.last_message, tail)
             self.view = StateView(self.state, self.history, last)
 
@@ -268,12 +259,12 @@ class Replica:
         self.pending_events += fresh.pending_events
         self.values, self._index_cache, self.lease_seen_at = ValueCache(), IndexCache(), None
         self._unseen.clear()
-        self.view, self._batches = fresh.view, fresh._batches  # noqa: SLF001 - its own class
+        self.view = fresh.view
         self.rollbacks += 1
         self.deleted, self.replaced = deleted, None
 
     def _catch_up(self) -> Steps[list[Content]]:
-        state, batches = self.state.draft(), self._batches.copy()
+        state = self.state.draft()
         stream, tip, last = self.history.stream, self.tip, self.view.last_payload
         newer: list[Content] = []
         more = True
@@ -291,32 +282,27 @@ class Replica:
                     # parent's history, so it cannot be caught up, only loaded.
                     yield from self.load()
                     self.deleted = not (yield from self.is_kept())
-                    return [chain.decode_content(self.name, linked, self.settings.cipher)]
-                # A deletion may have dropped what came between, also what discarded a torn batch.
-                follows = linked.entry.position == tip.position + 1
-                batches = batches if follows else BatchAssembler(self.name)
+                    return self._contents(linked)
+                if any(record.kind == Erased.kind for record in linked.records):
+                    # Records that were applied before count as never stored now.
+                    yield from self.load()
+                    return [*newer, *self._contents(linked)]
                 tip = linked.tip
-                for whole in batches.add(linked):
-                    newer.append(self.loader.apply(state, whole))
-                    last = self._last_payload(whole, state, last)
+                for item in linked.records:
+                    record = self.loader.apply(state, item)
+                    newer.append(record.content)
+                    last = newest_payload(record, state, last)
             after = tip.position
         if last == b"":  # After a retraction, the newest message may be any earlier one.
-            kept = (state.lineage, state.begin, None, state.compacted, state.carried)
-            past = History(stream, tip, self.settings.cipher, *kept)
+            past = history_of(stream, tip, self.settings.cipher, state)
             last = yield from self.loader.last_payload(past, state.last_message)
-        self._publish(state, stream, tip, last, batches, batches.torn)
+        self._publish(state, stream, tip, last)
         self.deleted = self.deleted or any(content.kind == "deleted" for content in newer)
         return newer
 
-    def _last_payload(
-        self, whole: VerifiedEntry, state: SessionState, last: bytes | None
-    ) -> bytes | None:
-        """Return the payload of the newest message; empty if it must be looked up."""
-        if whole.header.kind == Message.kind:
-            return chain.open_body(self.name, whole, self.settings.cipher)
-        if whole.header.kind in _RETRACTIONS:
-            return b""
-        return last if state.last_message else None
+    def _contents(self, linked: VerifiedEntry) -> list[Content]:
+        decode, cipher = chain.decode_content, self.settings.cipher
+        return [decode(self.name, record, cipher) for record in linked.records]
 
     def _require_tip(self, tip: ChainTip, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return the entries after the tip; raise ChainError if another one is in its place."""
@@ -324,7 +310,7 @@ class Replica:
             raise ChainError(self.name, tip.position, "it is missing")
         if entries[0].position > tip.position:
             return entries  # A deletion dropped the tip, or it is damage: their links will tell.
-        if chain.entry_digest(entries[0]) != tip.digest:
+        if entries[0].last != tip.position or chain.entry_digest(entries[0]) != tip.digest:
             raise ChainError(self.name, tip.position, "it is not the entry that was read before")
         return entries[1:]
 
@@ -378,6 +364,8 @@ class Replica:
             yield from self._reject_unseen(plans, answers)
         while True:
             batch = yield from self._build_batch(plans, answers)
+            if batch.is_too_large:
+                return (yield from self._write_parts(plans))
             if not batch.pending or (yield from self._commit(batch, batch.state.head_labels)):
                 conflicts = [item for item in answers.values() if isinstance(item, ConflictError)]
                 # A caller that takes a lease is expected to re-read the session, as after a
@@ -385,13 +373,28 @@ class Replica:
                 if conflicts or "lease.take" in kinds:
                     self._unseen.clear()
                 return [*map(answers.__getitem__, range(len(plans)))]
-            base = self.tip.position
-            newer = yield from self.catch_up()
-            if self.tip.position == base:
-                # Not stored, but the tip is still the last entry that can be read.
-                raise ChainError(self.name, base, "the head of the stream is not its last entry")
-            self._add_notice("conflict", position=base, head=self.tip.position)
-            yield from self._reject_invalidated(plans, newer, base, answers)
+            yield from self._resolve_conflict(plans, answers)
+
+    def _resolve_conflict(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
+        """Catch up, because another writer was faster, and reject the plans it invalidated."""
+        base = self.tip.position
+        newer = yield from self.catch_up()
+        if self.tip.position == base:
+            # Not stored, but the tip is still the last entry that can be read.
+            raise ChainError(self.name, base, "the head of the stream is not its last entry")
+        self._add_notice("conflict", position=base, head=self.tip.position)
+        yield from self._reject_invalidated(plans, newer, base, answers)
+
+    def _write_parts(self, plans: Sequence[Plan[Any]]) -> Steps[list[Any]]:
+        """Write plans as several appends, because one entry cannot hold the records of all."""
+        if len(plans) == 1:
+            return [too_large_error()]
+        half = len(plans) // 2
+        answers = yield from self.write(plans[:half])
+        try:
+            return answers + (yield from self.write(plans[half:]))
+        except HistoryReplacedError as error:  # Only the second half was not stored.
+            return answers + [error] * (len(plans) - half)
 
     def _catch_up_for(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
         """Catch up because a plan asks for it: see `CATCH_UP_KINDS`."""
@@ -481,11 +484,6 @@ class Replica:
     def _build_batch(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[RecordBatch]:
         """Execute the unanswered plans on one batch; set their results as if it were stored."""
         batch = self.new_batch()
-        torn = batch.past.torn
-        if torn is not None:
-            # Discards the incomplete batch that a crash left at the end of the stream.
-            batch.add_content(self.new_id(), BatchDiscarded(first=torn[0], last=torn[1]))
-        recovered = len(batch.pending)
         for number, plan in enumerate(plans):
             if number not in answers:
                 try:
@@ -498,9 +496,8 @@ class Replica:
                     if isinstance(error, DamagedError):
                         yield from rollback.explain_damage(self, error)
                     answers[number] = error
-        if len(batch.pending) == recovered:  # No plan added a record: append nothing at all.
-            batch.pending.clear()
-        elif batch.state.snapshot_due:
+        batch.end_data()
+        if batch.pending and batch.state.snapshot_due:
             yield from self._add_snapshot(batch)
         return batch
 
@@ -534,6 +531,8 @@ class Replica:
         batch = yield from self._build_batch([plan], answers)
         if isinstance(answers[0], PerdureError):
             raise answers[0]
+        if batch.is_too_large:
+            raise too_large_error()
         if not batch.pending:
             return answers[0], None
         return answers[0], self._link(batch, batch.state.head_labels).append
@@ -548,8 +547,11 @@ class Replica:
         if not stream.id:
             stream = stream._replace(id=settings.token())
         time, cipher = chain.now(settings.clock), settings.cipher
-        drafts = batch.pending
-        entries, tip = chain.link_entries(stream, batch.tip, drafts, time=time, cipher=cipher)
+        tip = batch.tip
+        entries: list[Entry] = []
+        for drafts in split_entries(batch):
+            entry, tip = chain.link_entry(stream, tip, drafts, time=time, cipher=cipher)
+            entries.append(entry)
         # Takes half the time of calling the class.
         append = tuple.__new__(Append, (self.name, entries, labels, batch.tip.digest or ""))
         return InDoubtWrite(append, batch, stream, tip)
@@ -589,10 +591,8 @@ class Replica:
             except DamagedError as error:
                 yield from rollback.explain_damage(self, error, tip)
                 raise
-        # The stored batch discarded an incomplete one, so nothing is left to assemble or torn.
-        batches = self._batches if self.view.history.torn is None else BatchAssembler(self.name)
         last = self.view.last_payload if batch.last_payload is None else batch.last_payload or None
-        self._publish(batch.state, stream, tip, last, batches)
+        self._publish(batch.state, stream, tip, last)
         for key, data in batch.values.items():
             self.values.put(key, CachedValue(batch.state.values[key].position, data))
         for position, rows in batch.index_pages.items():

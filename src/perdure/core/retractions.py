@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.core.history import find_entry, read_newest_messages
+from perdure.core.history import read_newest_messages
 from perdure.core.messages import ANONYMOUS, encode_messages, parse_all
 from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
 from perdure.core.state.conversation import ConversationState
-from perdure.core.state.message_order import Positions, clip_ranges, merge_ranges
 from perdure.core.validation import require_int, require_record_id, require_str
 from perdure.errors import NotFoundError, UsageError
 from perdure.journal import chain, codec
 from perdure.journal.chain import PendingRecord
+from perdure.journal.ranges import Positions, clip_ranges, merge_ranges
 from perdure.journal.reader import PAGE, ForwardReader
 from perdure.journal.records import Message, MessagesReplaced, MessagesRetracted
 from perdure.journal.requests import Steps
@@ -139,15 +139,10 @@ def _add(
 
 def _require_visible(batch: RecordBatch, positions: Sequence[int]) -> Steps[None]:
     """Raise NotFoundError unless each position, in order, has a message that was not taken back."""
-    whole = 0
     for position in positions:
         kind = ""
-        if batch.tip.position < position <= batch.position:
+        if max(batch.past.begin, 1) <= position <= batch.position:
             kind = (yield from batch.read_record(position)).content.kind
-        elif position <= batch.tip.position:
-            linked = yield from find_entry(batch.past, position, whole=whole)
-            if linked is not None:
-                kind, whole = linked.header.kind, position + linked.header.remaining
         if kind != Message.kind or batch.state.conversation.is_hidden(position):
             raise NotFoundError(f"a message at {position}", _NOT_THERE)
 
@@ -164,12 +159,11 @@ def _visible(batch: RecordBatch, first: int, last: int) -> Steps[list[int]]:
     size = min(last - first + NEARBY, PAGE)
     while (page := (yield from forward.page(size))) is not None:
         for linked in page:
-            position = linked.entry.position
+            position = linked.position
             if position > last:
                 return positions
-            is_own = linked.header.kind == Message.kind and not conversation.is_replacement(
-                position
-            )
+            is_message = linked.kind == Message.kind and linked.body is not None
+            is_own = is_message and not conversation.is_replacement(position)
             if is_own and not conversation.is_hidden(position):
                 positions.append(position)
     return positions
@@ -192,11 +186,11 @@ def _newest_message(batch: RecordBatch, after: ConversationState) -> Steps[tuple
         if is_new and not after.is_hidden(position):
             return position, draft.payload
     stored = yield from read_newest_messages(past, after.visible_order(), 1)
-    place = after.place_of(stored[0].entry.position) if stored else 0
+    place = after.place_of(stored[0].position) if stored else 0
     later = [item for item in after.replacements if item.last > place and item.new_last in pending]
     if later:
         newest = max(later, key=lambda item: item.last).new_last
         return newest, pending[newest].payload
     if not stored:
         return 0, b""
-    return stored[0].entry.position, chain.open_body(batch.name, stored[0], past.cipher)
+    return stored[0].position, chain.open_body(batch.name, stored[0], past.cipher)

@@ -55,7 +55,7 @@ def skip_dropped(replica: "Replica", fresh: "Replica") -> Steps[bool]:
     if base is not None and not base.compacted and base.begin > replica.tip.position:
         replica.deleted = True  # It began anew after a deletion, which was dropped as well.
         replica.require_present()
-    replica.view, replica._batches = fresh.view, fresh._batches  # noqa: SLF001 - of its own class
+    replica.view = fresh.view
     return True
 
 

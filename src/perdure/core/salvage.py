@@ -25,7 +25,7 @@ def salvage_history(name: str, settings: Settings, on_damage: OnDamage | None) -
         yield from _require_known_format(name)
         raise ChainError(name, start, "neither its first entries nor its last one can be read")
     stream = StreamIdentity(name, readable.header.stream, settings.tenant)
-    lineage, begin = yield from _find_ancestors(name, first, settings, on_damage)
+    lineage, begin = yield from _find_ancestors(name, first, on_damage)
     compacted = 0
     if not lineage:
         # The first entry of a stream names its session; without that, earlier ones are missing,
@@ -70,7 +70,7 @@ def _find_tip(name: str, on_damage: OnDamage | None) -> Steps[ChainTip]:
         raise damage or NotFoundError(f"session {name!r}", "list them with store.sessions()")
     if damage is None:
         _report(DamagedError(name, 0, "it has entries and no head"), on_damage)
-    return ChainTip(last[0].position, None)
+    return ChainTip(last[0].last, None)
 
 
 def _trusted_last(name: str, tip: ChainTip) -> Steps[VerifiedEntry | None]:
@@ -109,14 +109,15 @@ def _try_read(name: str, *, limit: int, reverse: bool = False) -> Steps[Sequence
 
 
 def _try_verify(name: str, entry: Entry) -> VerifiedEntry | None:
+    """Return an entry whose header can be read; records whose body is damaged are left out."""
     try:
-        return chain.verify_entry(name, entry)
+        return chain.verify_entry(name, entry, lambda _: None)
     except (DamagedError, VersionError):
         return None
 
 
 def _find_ancestors(
-    name: str, first: VerifiedEntry | None, settings: Settings, on_damage: OnDamage | None
+    name: str, first: VerifiedEntry | None, on_damage: OnDamage | None
 ) -> Steps[tuple[tuple[ParentStream, ...], int]]:
     """Return a session's ancestors, and where the oldest one restarts after a deletion, else 0."""
     ancestors: list[ParentStream] = []
@@ -127,12 +128,12 @@ def _find_ancestors(
             if ancestors and first.entry.position > ancestors[-1].at:
                 reason = "its history would contain itself: it begins after its branch"
                 raise ChainError(name, first.entry.position, reason)
-            content = reader.decode_parent(name, first, settings.cipher)
+            parent = reader.parent_of(name, first)
         except DamagedError as error:
             _report(error, on_damage)
             break
-        ancestors.append(ParentStream(content.parent, content.stream, content.at))
-        name = content.parent
+        ancestors.append(parent)
+        name = parent.name
         _, first = yield from _first_readable(name)
     if not ancestors or first is None or first.header.kind != Deleted.kind:
         return tuple(ancestors), 0

@@ -1,6 +1,6 @@
 """Compute the state of a session from the end of its history. Pure.
 
-In: a session's name, and the entries that are read backward to the latest usable snapshot. Out: its
+In: a session's name, and the records that are read backward to the latest usable snapshot. Out: its
 state, and notices of snapshots that were skipped. Nothing is published here.
 """
 
@@ -10,12 +10,32 @@ from perdure.core.plans import PendingEvent
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import SessionState
 from perdure.errors import ChainError, PayloadError
-from perdure.journal import chain, codec, reader
-from perdure.journal.chain import BatchAssembler, ChainTip, VerifiedEntry
+from perdure.journal import chain, reader
+from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedRecord
+from perdure.journal.cipher import Cipher
 from perdure.journal.compaction import Compacted
 from perdure.journal.reader import History
-from perdure.journal.records import Branched, Content, Snapshot
+from perdure.journal.records import Message, MessagesReplaced, MessagesRetracted, Snapshot
 from perdure.journal.requests import Steps
+
+_RETRACTIONS = frozenset({MessagesRetracted.kind, MessagesReplaced.kind})
+
+
+def history_of(
+    stream: StreamIdentity, tip: ChainTip, cipher: Cipher, state: SessionState
+) -> History:
+    """Return the history that ends with a state."""
+    kept = (state.lineage, state.begin, state.erasures, state.compacted, state.carried)
+    return History(stream, tip, cipher, *kept)
+
+
+def newest_payload(record: PendingRecord, state: SessionState, last: bytes | None) -> bytes | None:
+    """Return the payload of the newest message after a record; empty if it must be looked up."""
+    if record.content.kind == Message.kind:
+        return record.payload
+    if record.content.kind in _RETRACTIONS:
+        return b""
+    return last if state.last_message else None
 
 
 class StateLoader:
@@ -28,22 +48,22 @@ class StateLoader:
 
     def read_tail(
         self, past: History | None
-    ) -> Steps[tuple[list[VerifiedEntry], SessionState | None]]:
-        """Return the entries back to the latest usable snapshot, newest first, and its state.
+    ) -> Steps[tuple[list[VerifiedRecord], SessionState | None]]:
+        """Return the records back to the latest usable snapshot, newest first, and its state.
 
-        Without one, the state is that before the first entry of a compacted history, or None.
+        Without one, the state is that before the first record of a compacted history, or None.
         """
         cipher, tenant = self._settings.cipher, self._settings.tenant
         backward = reader.BackwardReader(self._name, cipher, past, tenant=tenant)
-        tail: list[VerifiedEntry] = []
+        tail: list[VerifiedRecord] = []
         while not backward.ended:
             for linked in (yield from backward.page()):
                 tail.append(linked)
-                if linked.header.kind == Snapshot.kind:
+                if linked.kind == Snapshot.kind and linked.body is not None:
                     base = self._restore(linked)
                     if base is not None:
                         return tail, base
-        compactions = (linked for linked in tail if linked.header.kind == Compacted.kind)
+        compactions = (linked for linked in tail if linked.kind == Compacted.kind)
         newest = next(compactions, None)
         return tail, None if newest is None else self._restore_base(newest)
 
@@ -51,20 +71,20 @@ class StateLoader:
         """Return the state before the first record of a history that was compacted, else None."""
         if not past.compacted:
             return None
-        return self._restore_base((yield from reader.read_entry(past, past.compacted)))
+        return self._restore_base((yield from reader.read_record(past, past.compacted)))
 
-    def _restore_base(self, linked: VerifiedEntry) -> SessionState:
-        name, position = self._name, linked.entry.position
+    def _restore_base(self, linked: VerifiedRecord) -> SessionState:
+        name, position = self._name, linked.position
         content = chain.decode_content(name, linked, self._settings.cipher)
         content = reader.require_kind(name, position, content, Compacted)
         return SessionState.before_compaction(content, name=name, position=position)
 
-    def _restore(self, linked: VerifiedEntry) -> SessionState | None:
+    def _restore(self, linked: VerifiedRecord) -> SessionState | None:
         """Return a snapshot's state, or None if it cannot be used; reading then continues."""
-        name, position = self._name, linked.entry.position
-        payload = chain.open_body(name, linked, self._settings.cipher)
+        name, position = self._name, linked.position
         try:
-            content = codec.decode(Snapshot.kind, payload, stream=name, position=position)
+            record = chain.decode_record(name, linked, self._settings.cipher)
+            content, payload = record.content, record.payload
             content = reader.require_kind(name, position, content, Snapshot)
             return SessionState.restore(content, payload, name=name, position=position)
         except PayloadError as error:
@@ -73,50 +93,38 @@ class StateLoader:
         self._notices.append(PendingEvent("snapshot_skipped", fields))
         return None
 
-    def rebuild(
-        self, tail: list[VerifiedEntry], base: SessionState | None
-    ) -> tuple[SessionState, BatchAssembler]:
+    def rebuild(self, tail: list[VerifiedRecord], base: SessionState | None) -> SessionState:
         """Apply a tail, given newest first, to the state of its snapshot or to an empty one."""
-        state, batches = base or SessionState(), BatchAssembler(self._name)
-        is_snapshot = base is not None and tail[-1].header.kind == Snapshot.kind
+        state = base or SessionState()
+        is_snapshot = base is not None and tail[-1].kind == Snapshot.kind
         for linked in reversed(tail[:-1] if is_snapshot else tail):
-            if linked.header.kind == Branched.kind:
-                # A branch may share its parent's history up to the middle of a batch.
-                for item in batches.flush():
-                    self.apply(state, item)
-            for item in batches.add(linked):
-                self.apply(state, item)
-        return state, batches
-
-    def state_at(self, past: History, tip: ChainTip) -> Steps[SessionState]:
-        """Return the state at a position of a history, which may be within a batch."""
-        tail, base = yield from self.read_tail(past.until(tip))
-        if base is None:
-            base = yield from self.base_of(past)
-        state, batches = self.rebuild(tail, base)
-        for linked in batches.flush():
             self.apply(state, linked)
         return state
 
-    def apply(self, state: SessionState, linked: VerifiedEntry) -> Content:
-        """Apply an entry to a state; return its content."""
-        header, position = linked.header, linked.entry.position
-        payload = chain.open_body(self._name, linked, self._settings.cipher)
-        content = codec.decode(header.kind, payload, stream=self._name, position=position)
+    def state_at(self, past: History, tip: ChainTip) -> Steps[SessionState]:
+        """Return the state at a position of a history, which may be within an entry."""
+        tail, base = yield from self.read_tail(past.until(tip))
+        if base is None:
+            base = yield from self.base_of(past)
+        return self.rebuild(tail, base)
+
+    def apply(self, state: SessionState, linked: VerifiedRecord) -> PendingRecord:
+        """Apply a record to a state, and return it. An erased one has no effect."""
+        record = chain.decode_record(self._name, linked, self._settings.cipher)
         try:
-            state.apply(position, header.id, content, payload)
+            state.apply(linked.position, record.id, record.content, record.payload)
         except LookupError as error:
             reason = "it refers to a record that does not exist"
-            raise ChainError(self._name, position, reason) from error
-        return content
+            raise ChainError(self._name, linked.position, reason) from error
+        return record
 
     def last_payload(
-        self, history: History, position: int, tail: Sequence[VerifiedEntry] = ()
+        self, history: History, position: int, tail: Sequence[VerifiedRecord] = ()
     ) -> Steps[bytes | None]:
         """Return the payload of the message at a position, which the tail may have; None for 0."""
         if not position:
             return None
-        linked = next((item for item in tail if item.entry.position == position), None)
+        linked = next((item for item in tail if item.position == position), None)
         if linked is None:
-            linked = yield from reader.read_entry(history, position)
+            linked = yield from reader.read_record(history, position)
         return chain.open_body(self._name, linked, self._settings.cipher)

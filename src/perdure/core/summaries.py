@@ -26,13 +26,16 @@ from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS, Counter, count_tokens
 from perdure.formats.transcript import Transcript, render
 from perdure.journal import codec
 from perdure.journal.codec import Codec
-from perdure.journal.reader import read_entry
+from perdure.journal.reader import read_record
 from perdure.journal.records import Summary, SummaryUndone
 from perdure.journal.requests import Steps
 
 
-def activate_summary(replica: Replica, content: Summary) -> Plan[int]:
-    """Plan to put a summary in force; ConflictError if another summary came first."""
+def activate_summary(replica: Replica, content: Summary, digest: str) -> Plan[int]:
+    """Plan to put a summary in force; ConflictError if another summary came first.
+
+    `digest` is that of the entry with the last message it replaces, when that was read.
+    """
     record_id = replica.new_id()
 
     def make(batch: RecordBatch) -> Steps[int]:
@@ -42,8 +45,8 @@ def activate_summary(replica: Replica, content: Summary) -> Plan[int]:
         # The text was written for a while: the history may have been replaced meanwhile.
         past, replaced = batch.past, content.last > batch.past.tip.position
         if not replaced:
-            last = yield from read_entry(past, content.last, check_tip=False)
-            replaced = last.digest != content.digest
+            last = yield from read_record(past, content.last, check_tip=False)
+            replaced = last.digest != digest
         if replaced:
             raise batch.conflict("the summarized messages are no longer stored")
         return batch.add_content(record_id, content)
@@ -189,7 +192,7 @@ def select(
     if not old:
         raise SummaryError(replica.name, "there is nothing to summarize yet")
     place = conversation.place_of(ordered[index - 1].position)
-    last = yield from read_entry(view.history, place)
+    last = yield from read_record(view.history, place)
     replaced = [*previous, *(message for message in old if message.position not in pins)]
     limit = summarizer.max_tokens
     if room.max_tokens is not None:
@@ -201,7 +204,7 @@ def select(
         session=replica.name,
         messages=render([*previous, *old], "openai.chat"),
         first=conversation.place_of(ordered[0].position),
-        last=last.entry.position,
+        last=last.position,
         digest=last.digest,
         previous=summary.position if summary else 0,
         tokens=_total_tokens(replaced),
@@ -285,7 +288,6 @@ def validate(summarizer: Summarizer, work: SummaryJob, reply: object) -> Summary
         text=text,
         first=work.first,
         last=work.last,
-        digest=work.digest,
         previous=work.previous,
         meta=meta,
         tokens=tokens,

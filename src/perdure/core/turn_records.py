@@ -21,13 +21,12 @@ from perdure.core.streaming import INTERRUPTED_ORIGIN
 from perdure.errors import CompactedError, DivergenceError
 from perdure.formats.tool_calls import open_calls
 from perdure.journal import chain, reader
-from perdure.journal.chain import VerifiedEntry
+from perdure.journal.chain import VerifiedRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import BackwardReader, ForwardReader, History
 from perdure.journal.records import (
     ApprovalAsked,
     ApprovalDecided,
-    BatchDiscarded,
     Content,
     EffectIntended,
     EffectSettled,
@@ -91,39 +90,32 @@ def _search_end(batch: RecordBatch, turn: str) -> Steps[FoundRecord | None]:
     for number, draft in enumerate(reversed(batch.pending)):
         if draft.content.kind in _ENDS and draft.content.subject == turn:
             return FoundRecord(batch.position - number, draft)
-    entries = _NewestEntries(batch.past)
+    entries = _NewestRecords(batch.past)
     while (page := (yield from entries.page())) is not None:
         for linked in page:
-            if linked.header.kind in _ENDS:
+            if linked.kind in _ENDS:
                 content = chain.decode_content(batch.name, linked, batch.past.cipher)
                 if content.subject == turn:
-                    position = linked.entry.position
+                    position = linked.position
                     return FoundRecord(position, (yield from batch.read_record(position)))
     return None
 
 
-class _NewestEntries:
-    """Reads the entries of a history from its end, without torn batches. Pages grow."""
+class _NewestRecords:
+    """Reads the records of a history from its end. Pages grow."""
 
     def __init__(self, past: History) -> None:
         stream = past.stream
-        self._past = past
         self._backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
-        self._torn = past.torn or (0, 0)
         self._limit = _FIRST_PAGE
 
-    def page(self) -> Steps[list[VerifiedEntry] | None]:
-        """Return the next entries, newest first, or None at the beginning."""
+    def page(self) -> Steps[list[VerifiedRecord] | None]:
+        """Return the next records, newest first, or None at the beginning."""
         if self._backward.ended:
             return None
-        entries = []
-        for linked in (yield from self._backward.page(self._limit)):
-            if linked.header.kind == BatchDiscarded.kind:
-                self._torn = reader.discarded_range(self._past, linked)
-            if not self._torn[0] <= linked.entry.position <= self._torn[1]:
-                entries.append(linked)
+        records = yield from self._backward.page(self._limit)
         self._limit = min(reader.PAGE, 4 * self._limit)
-        return entries
+        return records
 
 
 def _spans(batch: RecordBatch, place: TurnPlace) -> Steps[list[TurnSpan]]:
@@ -159,14 +151,13 @@ def read_turn(batch: RecordBatch, place: TurnPlace) -> Steps[list[TurnRecord]]:
 
 def _read_span(batch: RecordBatch, turn: str, span: TurnSpan) -> Steps[list[TurnRecord]]:
     records: list[TurnRecord] = []
-    past = yield from _through(batch, span.last)
+    past = yield from _until(batch, span.last)
     if span.first <= past.tip.position:
         forward = ForwardReader(past, after=span.first - 1)
         while (page := (yield from forward.page())) is not None:
             for linked in page:
-                if linked.entry.position <= span.last:
-                    content = chain.decode_content(batch.name, linked, past.cipher)
-                    records.append(TurnRecord(linked.entry.position, linked.header.id, content))
+                record = chain.decode_record(batch.name, linked, past.cipher)
+                records.append(TurnRecord(linked.position, record.id, record.content))
     # Records of the same append, such as the failure of a turn that another thread tries again.
     for number, draft in enumerate(batch.pending, start=batch.tip.position + 1):
         if span.first <= number <= span.last:
@@ -189,7 +180,7 @@ def read_parts(replica: Replica, turn: str) -> Steps[list[tuple[History, TurnSpa
     place = yield from find_turn(batch, turn)
     parts = []
     for span in (yield from _spans(batch, place)) if place else ():
-        past = yield from _through(batch, span.last)
+        past = yield from _until(batch, span.last)
         parts.append((past, span))
     return parts[::-1]
 
@@ -203,21 +194,7 @@ def _until(batch: RecordBatch, last: int) -> Steps[History]:
     """Return the stored history up to a position, to read it backward."""
     if last >= batch.tip.position:
         return batch.past
-    return batch.past.until((yield from reader.read_entry(batch.past, last)).tip)
-
-
-def _through(batch: RecordBatch, last: int) -> Steps[History]:
-    """Return the stored history up to the end of the append that has a position.
-
-    A snapshot or another thread's record may follow the end of a turn in its append. Read forward,
-    a history that ends before them would leave the whole append out, as a torn one.
-    """
-    if last >= batch.tip.position:
-        return batch.past
-    linked = yield from reader.read_entry(batch.past, last)
-    # The shared history of a branch may end within an append: then its own first entry ends it.
-    end = min(last + linked.header.remaining, batch.past.segment(last).high + 1)
-    return (yield from _until(batch, end))
+    return batch.past.until((yield from reader.read_record(batch.past, last)).tip)
 
 
 def read_effects(replica: Replica, turn: str) -> Steps[EffectsState]:
@@ -273,14 +250,14 @@ def _newest_answer(
     replica: Replica, batch: RecordBatch, turn: str, span: TurnSpan
 ) -> Steps[dict[str, Any] | None]:
     past = yield from _until(batch, span.last)
-    entries = _NewestEntries(past)
+    entries = _NewestRecords(past)
     while (page := (yield from entries.page())) is not None:
         for linked in page:
-            position = linked.entry.position
+            position = linked.position
             if position < span.first:
                 return None
             is_hidden = batch.state.conversation.is_hidden(position)
-            if linked.header.kind == Message.kind and not is_hidden:
+            if linked.kind == Message.kind and linked.body is not None and not is_hidden:
                 content = decode_message(past, replica.settings.codec, linked)
                 if content.turn == turn and is_answer(content):
                     return content.message

@@ -11,22 +11,23 @@ from perdure.core.replica import Replica
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.errors import ChainError, DamagedError, PerdureError
 from perdure.journal import chain, reader, requests
-from perdure.journal.chain import VerifiedEntry
+from perdure.journal.chain import VerifiedRecord
 from perdure.journal.compaction import Compacted, DroppedIds
+from perdure.journal.erasures import Erasures
+from perdure.journal.ranges import contains
 from perdure.journal.reader import ForwardReader, History
-from perdure.journal.records import BatchDiscarded, IndexPage, Snapshot, Summary
+from perdure.journal.records import IndexPage, Snapshot, Summary
 from perdure.journal.requests import Steps
 
 
 class VerifyResult(NamedTuple):
-    """The result of `verify`, which checks every entry of a session's history, shared or own."""
+    """The result of `verify`, which checks every record of a session's history, shared or own."""
 
     session: str
-    entries: int
+    records: int
     position: int
     digest: str
     snapshots: int
-    torn: int
     half_copied: bool = False
     """Whether its head is labeled as an unfinished copy: later records are still missing."""
     complete_from: int = 1
@@ -39,7 +40,7 @@ class StoreVerifyResult(NamedTuple):
     store: str
     sessions: int
     """Sessions that were checked, deleted ones too."""
-    entries: int
+    records: int
     problems: tuple[PerdureError, ...]
     """Damage of the store or of a session, which it names; a VersionError for a newer session."""
     compared: bool
@@ -56,61 +57,57 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
     state, past, _ = replica.view
     forward = ForwardReader(past)
     base = yield from replica.loader.base_of(past)
-    recomputed, index_runs = base or SessionState(), _IndexRuns(replica.name)
-    entries = snapshots = 0
-    newest = ""
-    while (whole := (yield from forward.page())) is not None:
-        for linked in whole:
-            content = chain.decode_content(replica.name, linked, past.cipher)
+    recomputed, index_runs = base or SessionState(), _IndexRuns(replica.name, past.erasures)
+    records = snapshots = 0
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
+            record = chain.decode_record(replica.name, linked, past.cipher)
+            content = record.content
             if isinstance(content, Snapshot):
                 index_runs.end()
                 snapshots += _require_snapshot(replica.name, linked, content, recomputed)
             elif isinstance(content, IndexPage):
-                index_runs.check(linked.entry.position, content, recomputed)
+                index_runs.check(linked.position, content, recomputed)
             elif isinstance(content, Compacted):
-                index_runs.end_compaction(linked.entry.position, content)
+                index_runs.end_compaction(linked.position, content)
                 yield from _require_cut(past, linked, content)
             elif isinstance(content, DroppedIds):
-                dropped_ids.decode_rows(replica.name, linked.entry.position, content)
+                dropped_ids.decode_rows(replica.name, linked.position, content)
             elif isinstance(content, Summary):
-                yield from _require_summary_source(replica.name, past, linked, content)
-            payload = chain.open_body(replica.name, linked, past.cipher)
-            recomputed.apply(linked.entry.position, linked.header.id, content, payload)
-            newest = linked.header.kind
-        entries += len(whole)
+                _require_summary_range(replica.name, past, linked.position, content)
+            recomputed.apply(linked.position, record.id, content, record.payload)
+        records += len(page)
     index_runs.end()
     if (recomputed.facts(), recomputed.recent_ids) != (state.facts(), state.recent_ids):
         raise DamagedError(replica.name, 0, "its state does not match its records")
-    # A crash may have truncated the append that discards a torn batch too, just after that record.
-    is_torn = past.torn is not None or newest == BatchDiscarded.kind
-    half_copied = yield from _require_head(replica, past, state, is_torn=is_torn)
-    position, digest, torn = past.tip.position, past.tip.digest or "", len(forward.torn)
+    half_copied = yield from _require_head(replica, past, state)
+    position, digest = past.tip.position, past.tip.digest or ""
     return VerifyResult(
-        *(replica.name, entries, position, digest, snapshots, torn, half_copied, past.first)
+        *(replica.name, records, position, digest, snapshots, half_copied, past.first)
     )
 
 
-def _require_cut(past: History, linked: VerifiedEntry, content: Compacted) -> Steps[None]:
+def _require_cut(past: History, linked: VerifiedRecord, content: Compacted) -> Steps[None]:
     """Raise unless the first entry that a compaction kept links to the last one that it dropped."""
-    if linked.entry.position != past.compacted:
+    if linked.position != past.compacted:
         return  # A later compaction dropped the place of this one.
     first = linked
-    if content.first != linked.entry.position:
-        first = yield from reader.read_entry(past, content.first)
+    if not linked.entry.position <= content.first <= linked.position:
+        first = yield from reader.read_record(past, content.first)
     if first.header.previous != content.digest:
         reason = f"a compaction that dropped another entry than the one before {content.first}"
-        raise ChainError(past.stream.session, linked.entry.position, reason)
+        raise ChainError(past.stream.session, linked.position, reason)
 
 
 def _require_snapshot(
-    name: str, linked: VerifiedEntry, content: Snapshot, state: SessionState
+    name: str, linked: VerifiedRecord, content: Snapshot, state: SessionState
 ) -> int:
     """Raise unless a snapshot matches the state; return 1, or 0 for another version."""
     if content.state != STATE_VERSION:
         return 0
     if content.facts != state.facts():
         reason = "a state snapshot that does not match the records before it"
-        raise DamagedError(name, linked.entry.position, reason)
+        raise DamagedError(name, linked.position, reason)
     return 1
 
 
@@ -120,8 +117,9 @@ _WRONG_RUN = "an index run that does not match the records before it"
 class _IndexRuns:
     """The rows of the index, checked run by run; 16 bytes of memory per id."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, erasures: Erasures) -> None:
         self._name = name
+        self._erasures = erasures
         self._rows: dict[int, list[bytes]] = {}
         """The rows of each run, by the position of its first page."""
         self._run: list[bytes] = []
@@ -153,9 +151,10 @@ class _IndexRuns:
         expected = self._expected(content, state)
         if expected is None:
             return
-        missing = {*expected}.difference(self._run)
+        run, expected = self._present(self._run), self._present(expected)
+        missing = {*expected}.difference(run)
         kept = [row for row in expected if row not in missing]
-        if self._run != kept or content.size != len(kept):
+        if run != kept or content.size != len(self._run):
             raise DamagedError(self._name, position, _WRONG_RUN)
         # Only a compaction leaves ids out: those that it dropped.
         self._dropped = max((int.from_bytes(row[8:]) for row in missing), default=0)
@@ -184,34 +183,30 @@ class _IndexRuns:
             rows += self._rows.pop(run.first)
         return sorted(rows)
 
-
-def _require_summary_source(
-    name: str, past: History, linked: VerifiedEntry, content: Summary
-) -> Steps[None]:
-    """Raise unless the digest in a summary is that of the last entry it summarizes."""
-    position = linked.entry.position
-    if past.is_dropped(content.last):
-        return  # A compaction dropped what it summarizes.
-    if (0 if past.compacted else past.begin) < content.first <= content.last < position:
-        source = yield from reader.read_entry(past, content.last)
-        if source.digest == content.digest:
-            return
-    reason = f"a summary of {content.first} to {content.last}, which have changed since"
-    raise DamagedError(name, position, reason)
+    def _present(self, rows: list[bytes]) -> list[bytes]:
+        """Return rows without those of erased records, whose ids are not known any more."""
+        ranges = self._erasures.ranges
+        if not ranges:
+            return rows
+        return [row for row in rows if not contains(ranges, int.from_bytes(row[8:]))]
 
 
-def _require_head(
-    replica: Replica, past: History, state: SessionState, *, is_torn: bool
-) -> Steps[bool]:
+def _require_summary_range(name: str, past: History, position: int, content: Summary) -> None:
+    """Raise unless a summary replaces messages before it."""
+    begin = 0 if past.compacted else past.begin
+    if not begin < content.first <= content.last < position:
+        reason = f"a summary of {content.first} to {content.last}, which it does not follow"
+        raise DamagedError(name, position, reason)
+
+
+def _require_head(replica: Replica, past: History, state: SessionState) -> Steps[bool]:
     """Raise unless the head matches history and state; return whether it is an unfinished copy."""
     position = past.tip.position
     head = yield from requests.head(replica.name)
     current = 0 if head is None else head.position
     if current < position:
         raise ChainError(replica.name, position, "the head is behind the entries that were read")
-    if head is None or current != position or is_torn:
-        # Another writer was faster, or an interrupted append left its labels on the head; the next
-        # append corrects them.
+    if head is None or current != position:  # Another writer was faster.
         return False
     if head.digest != past.tip.digest:
         raise DamagedError(replica.name, position, "its head is not that of its newest record")

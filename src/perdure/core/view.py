@@ -20,10 +20,7 @@ from perdure.journal.reader import History
 from perdure.journal.records import Record, ViewStored
 from perdure.journal.requests import Steps
 
-_KINDS = frozenset(
-    {*KINDS}
-    - {"batch.discarded", "carried", "compacted", "ids.dropped", "index", "snapshot", "view"}
-)
+_KINDS = frozenset({*KINDS} - {"carried", "compacted", "ids.dropped", "index", "snapshot", "view"})
 
 
 class ViewRequest(NamedTuple):

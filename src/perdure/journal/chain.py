@@ -1,12 +1,12 @@
-"""Chain payloads into entries; verify entries and decode them. Pure: no I/O, no clock.
+"""Chain records into entries; verify entries, and open and decode their records. Pure: no I/O.
 
-A header holds the entry's location (stream, position, batch, kind, id, time), the digest of the
-previous header and, last, the digest of its own body as stored. A chain is therefore verified
-without any key, stays verifiable after a body was erased, and the hashed bytes are the stored ones.
+An entry is what one append stores: a header, and the bodies of its records one after the other. The
+header holds the shared fields once (stream, position of the first record, digest of the header
+before, time, key, bound) and a list of the records: kind, id, length and digest of the body. A
+chain is therefore verified without any key, and stays verifiable after a body was erased.
 
-A batch is the entries of one append. Each header counts the entries that remain in its batch, so a
-batch truncated by a crash is detected at the end of a stream; it was never acknowledged and counts
-as absent. The next writer appends a `batch.discarded` record after it, a batch of its own.
+Positions count records: an entry covers a range of them. An erased body is overwritten with as many
+spaces, so that the bodies beside it stay where they are.
 
 When editing: header bytes are hashed as stored, so never re-encode a header that was read.
 """
@@ -19,65 +19,101 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.backends.digests import digest_bytes, digest_of
+from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Entry, Head
-from perdure.errors import ChainError, IncompleteBatchError, PayloadError, UsageError, VersionError
+from perdure.errors import ChainError, PayloadError, UsageError, VersionError
 from perdure.journal import codec
-from perdure.journal.cipher import Cipher
+from perdure.journal.cipher import NO_PLACE, Cipher, Place
 from perdure.journal.compaction import Carried, Compacted
+from perdure.journal.ids import GENERATED_PREFIX, random_text
 from perdure.journal.records import (
-    BatchDiscarded,
     Branched,
     Content,
     Deleted,
+    EmptiedContent,
     Record,
+    Snapshot,
 )
 
 FORMAT = 1
 
-BODY_MAX = codec.PAYLOAD_MAX + 1024  # bytes; the longest payload, and what a cipher adds to it
+ENTRY_MAX = 16 * 2**20  # bytes of the bodies of one entry; it is read into memory whole
+
+RECORDS_MAX = 10_000  # records of one entry; their list in the header takes about 100 bytes each
+
+BODY_MAX = ENTRY_MAX + 2**20  # bytes; a longer body of an entry is damage, and is not read
+
+BODY_EXTRA = 256  # bytes; what a body adds to a payload at most: salt, seal and a caller's id
 
 _MICROSECONDS = 1_000_000  # microseconds
 
+# A record of these kinds is the first of its entry: the stream begins there, or will once earlier
+# entries are dropped.
+FIRST_KINDS = frozenset({Branched.kind, Deleted.kind})
 
-# Entries of these kinds begin a stream, begin it once earlier entries are dropped, or say where it
-# begins.
-_BOUND_KINDS = frozenset({Branched.kind, Compacted.kind, Deleted.kind})
+# An entry with a record of these kinds names the session and its tenant.
+_BOUND_KINDS = FIRST_KINDS | {Compacted.kind, Snapshot.kind}
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-class HeaderPrefix(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A header without its last field; a JSON array, with the fields in stored order."""
+class RecordHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One record in a header."""
+
+    kind: str
+    id: str
+    length: int
+    digest: str
+
+
+class KeyedRecordHeader(RecordHeader, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One record in a header, whose key is not that of the entry, or None if it is."""
+
+    key: str | None = None
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A header, version 1: a JSON array, with the fields in stored order."""
 
     format: int
     suite: str
-    tenant: str
     stream: str
     position: int
+    """The position of the first record."""
     previous: str
-    remaining: int
-    """Entries of the same batch that come after this one."""
-    kind: str
-    id: str
     time: str
     key: str
-    session: str | None
-    """The session's id, in the first header of a stream and in any that can become the first."""
+    bound: tuple[str, ...] | None
+    """The tenant and the session, in every entry that opening may rely on without those before it.
+
+    That is the first one of a stream, and any with a snapshot or a deletion. In the first entry of
+    a branch, the parent and its stream follow.
+    """
+    records: tuple[RecordHeader, ...]
+
+    @property
+    def kind(self) -> str:
+        """The kind of the first record."""
+        return self.records[0].kind
+
+    @property
+    def session(self) -> str | None:
+        """The session, if the entry names it."""
+        return self.bound[1] if self.bound else None
 
 
-class Header(HeaderPrefix, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A complete header, version 1."""
-
-    body: str
+class _KeyedHeader(Header, frozen=True, array_like=True, forbid_unknown_fields=True):
+    records: tuple[KeyedRecordHeader, ...]
 
 
 _decode = msgspec.json.Decoder(Header).decode
 
+_decode_keyed = msgspec.json.Decoder(_KeyedHeader).decode
+
 
 class PendingRecord(msgspec.Struct, frozen=True, gc=False):
-    """A record that has no position yet."""
+    """A record with its id, which may be the caller's, and its payload; it need not be stored."""
 
     id: str
     content: Content
@@ -85,7 +121,10 @@ class PendingRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChainTip(msgspec.Struct, frozen=True, gc=False):
-    """The last entry of a chain, to which the next one links. A digest of None is not checked."""
+    """The last record of a chain and the digest of its entry, to which the next entry links.
+
+    A digest of None is not checked.
+    """
 
     position: int
     digest: str | None
@@ -95,61 +134,133 @@ EMPTY_CHAIN = ChainTip(0, "")
 
 
 class StreamIdentity(NamedTuple):
-    """The identity of a stream: every header repeats id and tenant, the first also the session."""
+    """The identity of a stream: every header repeats its id, and some the session and tenant."""
 
     session: str
     id: str
     tenant: str = ""
 
 
-class VerifiedEntry(NamedTuple):
-    """An entry that matches its own header, with the header, its digest and its prefix bytes."""
+class EntryFacts(NamedTuple):
+    """An entry that matches its own header, with the header and its digest."""
 
     entry: Entry
     header: Header
     digest: str
-    prefix: bytes
-    """The stored header up to the digest of the body; a sealed body is bound to it."""
+
+
+class VerifiedEntry(NamedTuple):
+    """An entry that matches its own header, with the header, its digest and its records."""
+
+    entry: Entry
+    header: Header
+    digest: str
+    records: "Sequence[VerifiedRecord]"
 
     @property
     def tip(self) -> ChainTip:
-        return ChainTip(self.entry.position, self.digest)
+        return ChainTip(self.entry.last, self.digest)
 
 
-def link_entries(
+class VerifiedRecord:
+    """One record of a verified entry. It is opened once; its body is None if it was erased."""
+
+    __slots__ = ("_facts", "_opened", "body", "id", "kind", "position")
+
+    def __init__(
+        self, facts: EntryFacts, position: int, record: RecordHeader, body: bytes | None
+    ) -> None:
+        self._facts = facts
+        self.position = position
+        self.kind = record.kind
+        self.id = record.id
+        """The id that perdure gave it. A caller's id is in the body: see `decode_record`."""
+        self.body = body
+        self._opened: PendingRecord | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """Its entry."""
+        return self._facts.entry
+
+    @property
+    def header(self) -> Header:
+        """The header of its entry."""
+        return self._facts.header
+
+    @property
+    def digest(self) -> str:
+        """The digest of its entry."""
+        return self._facts.digest
+
+    @property
+    def tip(self) -> ChainTip:
+        """The end of a history that ends with this record."""
+        return ChainTip(self.position, self._facts.digest)
+
+    @property
+    def key(self) -> str:
+        """The id of the key that its body is sealed with, or ""."""
+        record = self.header.records[self.position - self.entry.position]
+        own = record.key if isinstance(record, KeyedRecordHeader) else None
+        return self.header.key if own is None else own
+
+    @property
+    def remaining(self) -> int:
+        """The number of records after it in the same entry."""
+        return self.entry.last - self.position
+
+    def place(self) -> Place:
+        """Return what its body is bound to."""
+        shared = _encode(msgspec.structs.astuple(self.header)[:-1])[:-1]
+        return Place(shared, self.position, self.kind, self.id)
+
+
+def link_entry(
     stream: StreamIdentity,
     tip: ChainTip,
     drafts: Sequence[PendingRecord],
     *,
     time: str,
     cipher: Cipher,
-) -> tuple[list[Entry], ChainTip]:
-    """Return the entries of one batch that extend a chain from its tip, and the new tip."""
-    entries: list[Entry] = []
-    session, stream_id, tenant = stream
-    suite, key_id, seal = cipher.suite, cipher.key_id, cipher.seal
-    position, previous = tip.position, tip.digest or ""
-    # A `batch.discarded` record is a batch of its own, else it would pass for the torn one's end.
-    has_recovered = drafts[0].content.kind == BatchDiscarded.kind  # It comes first, or not at all.
-    size = len(drafts) - has_recovered
-    for draft in drafts:
-        position += 1
-        kind, remaining = draft.content.kind, 0
-        if kind != BatchDiscarded.kind:
-            remaining = size = size - 1
-        bound = session if not previous or kind in _BOUND_KINDS else None
-        # A tuple in the order of `HeaderPrefix`: it encodes to the same bytes and is built faster.
-        fields = (
-            *(FORMAT, suite, tenant, stream_id, position, previous),
-            *(remaining, kind, draft.id, time, key_id, bound),
-        )
-        prefix = _encode(fields)[:-1]
-        body = seal(draft.payload, prefix)
-        header = b"".join((prefix, b',"', digest_bytes(body), b'"]'))
-        previous = digest_bytes(header).decode()
-        # Same as calling the class, in half the time.
-        entries.append(tuple.__new__(Entry, (position, header, body)))
-    return entries, ChainTip(position, previous)
+    ids: Sequence[str] = (),
+) -> tuple[Entry, ChainTip]:
+    """Return the entry of one append, which extends a chain from its tip, and the new tip.
+
+    `ids` are those for the header; by default they are new where a draft has the caller's id.
+    """
+    seal, suite, is_placed = cipher.seal, cipher.suite, cipher.is_placed
+    first, key, previous = tip.position + 1, cipher.key_id, tip.digest or ""
+    kinds = [draft.content.kind for draft in drafts]
+    bound = None
+    if not previous or not _BOUND_KINDS.isdisjoint(kinds):
+        bound = _bound(stream, drafts[0].content)
+    place = NO_PLACE
+    if is_placed:
+        fields = (FORMAT, suite, stream.id, first, previous, time, key, bound)
+        place = Place(_encode(fields)[:-1], 0, "", "")
+    records: list[tuple[str, str, int, str]] = []
+    bodies: list[bytes] = []
+    for draft, kind in zip(drafts, kinds, strict=True):
+        own, given = draft.id, ""
+        if own[:1] != GENERATED_PREFIX:
+            own, given = ids[len(bodies)] if ids else GENERATED_PREFIX + random_text(), own
+        if is_placed:
+            place = Place(place.entry, first + len(bodies), kind, own)
+        body = seal(draft.payload, given, place)
+        bodies.append(body)
+        records.append((kind, own, len(body), digest_of(body)))
+    header = _encode((FORMAT, suite, stream.id, first, previous, time, key, bound, records))
+    joined = b"".join(bodies) if len(bodies) > 1 else bodies[0]
+    # Same as calling the class, in half the time.
+    entry = tuple.__new__(Entry, (first, header, joined, len(bodies)))
+    return entry, ChainTip(tip.position + len(bodies), digest_of(header))
+
+
+def _bound(stream: StreamIdentity, first: Content) -> tuple[str, ...]:
+    if isinstance(first, Branched):
+        return stream.tenant, stream.session, first.parent, first.stream
+    return stream.tenant, stream.session
 
 
 def entry_digest(entry: Entry) -> str:
@@ -157,26 +268,92 @@ def entry_digest(entry: Entry) -> str:
     return digest_of(entry.header)
 
 
-def verify_entry(name: str, entry: Entry) -> VerifiedEntry:
-    """Parse an entry's header and check its position and its body against it.
+def verify_entry(
+    name: str, entry: Entry, on_damage: Callable[[ChainError], object] | None = None
+) -> VerifiedEntry:
+    """Parse an entry's header, and check its positions and its bodies against it.
 
-    A body of None was left out by a read because it is longer than `BODY_MAX`.
+    A body of None was left out by a read because it is longer than `BODY_MAX`. With `on_damage`,
+    records whose body does not match the header are reported and left out, and the others returned.
     """
+    header = _parse_header(name, entry)
+    if entry.body is None:
+        reason = f"its body is longer than {BODY_MAX} bytes, more than an entry may have"
+        raise PayloadError(name, entry.position, reason)
+    digest, body, start = digest_of(entry.header), entry.body, 0
+    facts = EntryFacts(entry, header, digest)
+    records: list[VerifiedRecord] = []
+    position, is_single = entry.position, entry.records == 1
+    for record in header.records:
+        end = start + record.length
+        part = body if is_single else body[start:end]
+        start = end
+        content: bytes | None = part
+        if digest_of(part) != record.digest:
+            if not _is_emptied(part, record):
+                reason = "its body does not match the digest in its header"
+                _report(ChainError(name, position, reason), on_damage)
+                position += 1
+                continue
+            content = None
+        records.append(VerifiedRecord(facts, position, record, content))
+        position += 1
+    if start != len(body) and len(records) == entry.records:  # Else the error is reported above.
+        reason = "the length of its entry's bodies is not the one in its header"
+        _report(ChainError(name, entry.last, reason), on_damage)
+    return tuple.__new__(VerifiedEntry, (entry, header, digest, records))
+
+
+def _is_emptied(body: bytes, record: RecordHeader) -> bool:
+    return len(body) == record.length and not body.strip(b" ")
+
+
+def _report(error: ChainError, on_damage: Callable[[ChainError], object] | None) -> None:
+    if on_damage is None:
+        raise error
+    on_damage(error)
+
+
+def _parse_header(name: str, entry: Entry) -> Header:
     try:
-        header = _decode(entry.header)
+        header = _decode_header(entry.header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _header_error(name, entry) from error
     if header.format != FORMAT:
         raise VersionError(f"{name!r} entry {entry.position}", str(header.format), str(FORMAT))
     if header.position != entry.position:
         raise ChainError(name, entry.position, f"its header says position {header.position}")
-    if entry.body is None:
-        reason = f"its body is longer than {BODY_MAX} bytes, more than a record may have"
-        raise PayloadError(name, entry.position, reason)
-    if digest_of(entry.body) != header.body:
-        raise ChainError(name, entry.position, "its body does not match the digest in its header")
-    prefix = entry.header[: -len(',"') - len(header.body) - len('"]')]
-    return VerifiedEntry(entry, header, digest_of(entry.header), prefix)
+    if len(header.records) != entry.records:
+        reason = f"its header has {len(header.records)} records, not {entry.records}"
+        raise ChainError(name, entry.position, reason)
+    if _encode(_without_empty_keys(header)) != entry.header or not _is_well_formed(header):
+        raise ChainError(name, entry.position, "its header is not in the form of a header")
+    return header
+
+
+def _decode_header(data: bytes) -> Header:
+    try:
+        return _decode(data)
+    except msgspec.ValidationError:
+        return _decode_keyed(data)  # Perhaps a record has a key of its own.
+
+
+def _without_empty_keys(header: Header) -> object:
+    """Return what encodes to the header in the one form that is allowed."""
+    if not isinstance(header, _KeyedHeader):
+        return header
+    records = [item if item.key else msgspec.structs.astuple(item)[:4] for item in header.records]
+    return (*msgspec.structs.astuple(header)[:-1], records)
+
+
+def _is_well_formed(header: Header) -> bool:
+    kinds = [record.kind for record in header.records if record.length > 0]
+    if header.bound is not None:
+        if len(header.bound) != (4 if kinds[:1] == [Branched.kind] else 2):
+            return False
+    elif not _BOUND_KINDS.isdisjoint(kinds):
+        return False
+    return len(kinds) == len(header.records) and FIRST_KINDS.isdisjoint(kinds[1:])
 
 
 def session_of(header: bytes) -> str | None:
@@ -185,8 +362,8 @@ def session_of(header: bytes) -> str | None:
     For salvage: nothing is verified.
     """
     try:
-        return _decode(header).session
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _decode_header(header).session
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
         return None
 
 
@@ -198,7 +375,7 @@ def time_of(head: Head) -> datetime | None:
     if digest_of(head.header) != head.digest:
         return None
     try:
-        return datetime.fromisoformat(_decode(head.header).time)
+        return datetime.fromisoformat(_decode_header(head.header).time)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         return None
 
@@ -228,57 +405,87 @@ def require_follows(name: str, older: ChainTip, newer: VerifiedEntry) -> None:
 def require_same_stream(stream: StreamIdentity, linked: VerifiedEntry) -> None:
     """Raise ChainError unless the entry was written for this stream."""
     header, position = linked.header, linked.entry.position
-    if header.stream != stream.id or header.tenant != stream.tenant:
+    if header.stream != stream.id:
         raise ChainError(stream.session, position, "it belongs to another stream")
-    if header.session is not None and header.session != stream.session:
+    if header.bound is None:
+        return
+    if header.bound[1] != stream.session:
         raise ChainError(stream.session, position, "it belongs to another session")
+    if not is_same_tenant(header.bound[0], stream.tenant):
+        raise ChainError(stream.session, position, "it belongs to another tenant")
 
 
-def unwrap(name: str, linked: VerifiedEntry, cipher: Cipher) -> VerifiedEntry:
-    """Return the entry that a `carried` record keeps, as if it were still at its own position.
+def is_same_tenant(one: str, other: str) -> bool:
+    """Whether a store of one tenant may hold streams of another: only if one of them has none.
 
-    Its header is made anew, with its own id, time and digest; the carrier's was verified.
+    So sessions can be copied from a store without tenants to one with tenants, and back.
+    """
+    return one == other or not one or not other
+
+
+def unwrap(name: str, linked: VerifiedRecord, cipher: Cipher) -> VerifiedRecord:
+    """Return the record that a `carried` record keeps, as if it were still at its own position.
+
+    It has its own id, time and digest; its carrier was verified.
     """
     content = decode_content(name, linked, cipher)
     if not isinstance(content, Carried):
-        raise ChainError(name, linked.entry.position, "a record of kind 'carried' is expected here")
-    outer = linked.header
-    fields = (
-        *(FORMAT, cipher.suite, outer.tenant, outer.stream, content.position, ""),
-        *(0, content.record, content.id, content.time, cipher.key_id, None),
+        raise ChainError(name, linked.position, "a record of kind 'carried' is expected here")
+    position, payload = content.position, codec.encode_tree(content.content)
+    record = RecordHeader(content.record, content.id, len(payload), "")
+    header = msgspec.structs.replace(
+        linked.header, position=position, time=content.time, bound=None, records=(record,)
     )
-    prefix = _encode(fields)[:-1]
-    body = cipher.seal(codec.encode_tree(content.content), prefix)
-    header = b"".join((prefix, b',"', digest_bytes(body), b'"]'))
-    entry = Entry(content.position, header, body)
-    return verify_entry(name, entry)._replace(digest=content.digest)
+    facts = EntryFacts(Entry(position, b"", payload), header, content.digest)
+    kept = codec.decode(content.record, payload, stream=name, position=position)
+    opened = VerifiedRecord(facts, position, record, payload)
+    opened._opened = PendingRecord(content.id, kept, payload)  # noqa: SLF001 - as `decode_record`
+    return opened
 
 
-def open_body(name: str, linked: VerifiedEntry, cipher: Cipher) -> bytes:
-    """Return the payload of a verified entry."""
-    position, body = linked.entry.position, linked.entry.body
-    if linked.header.suite != cipher.suite:
-        raise VersionError(f"{name!r} entry {position}", linked.header.suite, cipher.suite)
+def open_body(name: str, linked: VerifiedRecord, cipher: Cipher) -> bytes:
+    """Return the payload of a verified record; empty if it was erased."""
+    return decode_record(name, linked, cipher).payload
+
+
+def decode_content(name: str, linked: VerifiedRecord, cipher: Cipher) -> Content:
+    """Return the content of a verified record; `EmptiedContent` if it was erased."""
+    return decode_record(name, linked, cipher).content
+
+
+def decode_record(name: str, linked: VerifiedRecord, cipher: Cipher) -> PendingRecord:
+    """Return a verified record: its id, or the caller's; its content; and its payload."""
+    opened = linked._opened  # noqa: SLF001 - the record caches it for this function
+    if opened is None:
+        opened = linked._opened = _decode_record(name, linked, cipher)  # noqa: SLF001
+    return opened
+
+
+def _decode_record(name: str, linked: VerifiedRecord, cipher: Cipher) -> PendingRecord:
+    position, body, suite = linked.position, linked.body, linked.header.suite
+    if body is None:
+        return PendingRecord(linked.id, EmptiedContent(), b"")
+    if suite != cipher.suite:
+        raise VersionError(f"{name!r} entry {position}", suite, cipher.suite)
     try:
-        return cipher.open(body or b"", linked.prefix)
+        payload, given = cipher.open(body, linked.place)
     except ValueError as error:
         raise PayloadError(name, position, "its body cannot be decrypted or unwrapped") from error
+    content = codec.decode(linked.kind, payload, stream=name, position=position)
+    if isinstance(content, Branched):
+        bound = linked.header.bound or ()
+        if (*bound[2:], position - 1) != (content.parent, content.stream, content.at):
+            raise ChainError(name, position, "it does not continue its parent's history")
+    return PendingRecord(given or linked.id, content, payload)
 
 
-def decode_content(name: str, linked: VerifiedEntry, cipher: Cipher) -> Content:
-    """Return the content of a verified entry."""
-    payload = open_body(name, linked, cipher)
-    return codec.decode(linked.header.kind, payload, stream=name, position=linked.entry.position)
-
-
-def to_record(name: str, linked: VerifiedEntry, content: Content) -> Record:
-    """Return a verified entry as the record that applications see."""
-    header = linked.header
+def to_record(name: str, linked: VerifiedRecord, record: PendingRecord) -> Record:
+    """Return a verified record, once decoded, in the form that applications see."""
     try:
-        time = datetime.fromisoformat(header.time)
+        time = datetime.fromisoformat(linked.header.time)
     except ValueError as error:
-        raise PayloadError(name, header.position, "its time does not parse") from error
-    return Record(header.position, header.id, header.kind, time, content, linked.digest)
+        raise PayloadError(name, linked.position, "its time does not parse") from error
+    return Record(linked.position, record.id, linked.kind, time, record.content, linked.digest)
 
 
 def now(clock: Callable[[], float]) -> str:
@@ -302,48 +509,3 @@ def timestamp(seconds: float) -> str:
 @lru_cache(maxsize=8)  # many records share a second, and the calendar is the slow part
 def _format_second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).isoformat()[:-6]
-
-
-class BatchAssembler:
-    """Groups verified entries, in order, into complete batches and detects torn ones."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._open: list[VerifiedEntry] = []
-
-    @property
-    def torn(self) -> tuple[int, int] | None:
-        """The first and last position of the batch that is still incomplete, if any."""
-        if not self._open:
-            return None
-        return self._open[0].entry.position, self._open[-1].entry.position
-
-    def copy(self) -> "BatchAssembler":
-        """Return an independent copy."""
-        copied = BatchAssembler(self._name)
-        copied._open = [*self._open]
-        return copied
-
-    def add(self, linked: VerifiedEntry) -> list[VerifiedEntry]:
-        """Return the batch that this entry completes, or nothing."""
-        header = linked.header
-        if header.kind == BatchDiscarded.kind:
-            self._open.clear()
-            return [linked]
-        if self._open and header.remaining != self._open[-1].header.remaining - 1:
-            raise ChainError(self._name, header.position, "it does not continue its batch")
-        self._open.append(linked)
-        return self.flush() if header.remaining == 0 else []
-
-    def flush(self) -> list[VerifiedEntry]:
-        """Return the open batch as if it were complete: shared history may end within a batch."""
-        batch, self._open = self._open, []
-        return batch
-
-
-def torn_error(name: str, torn: tuple[int, int]) -> IncompleteBatchError:
-    """Return the error for a batch that a crash truncated."""
-    first, last = torn
-    return IncompleteBatchError(
-        name, first, f"a crash truncated this batch after entry {last}; it counts as not stored"
-    )

@@ -1,14 +1,34 @@
 """Payload ⇄ body: the cipher protocol, and the plain cipher that leaves the payload readable.
 
-A body is bound to its header prefix, the header bytes before the digest of the body, so that a
-sealed body cannot be opened in any other location.
+A body holds the payload of one record and, if the caller chose an id for it, that id. A sealed body
+is bound to its place, so that it cannot be opened in any other one.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from perdure.journal.ids import random_ascii
 
 _SALT_END = 2 + 22  # bytes; '["' and the characters of a salt
+
+_encode = msgspec.json.Encoder().encode
+
+_decode_str = msgspec.json.Decoder(str).decode
+
+
+class Place(NamedTuple):
+    """What a body is bound to: the fields of its entry, and of its record, without any digest."""
+
+    entry: bytes
+    """The header of the entry up to and including `bound`."""
+    position: int
+    kind: str
+    id: str
+
+
+NO_PLACE = Place(b"", 0, "", "")
 
 
 class Cipher(Protocol):
@@ -16,29 +36,39 @@ class Cipher(Protocol):
 
     suite: str
     key_id: str
+    is_placed: bool
+    """Whether bodies are bound to their place; if not, `seal` gets `NO_PLACE`."""
 
-    def seal(self, payload: bytes, prefix: bytes) -> bytes:
-        """Return a body that `open` accepts with the same header prefix only."""
+    def seal(self, payload: bytes, given_id: str, place: Place) -> bytes:
+        """Return a body that `open` accepts in the same place only."""
         ...
 
-    def open(self, body: bytes, prefix: bytes) -> bytes:
-        """Return the payload, or raise ValueError if the body is not valid for this suite."""
+    def open(self, body: bytes, place: Callable[[], Place]) -> tuple[bytes, str]:
+        """Return the payload and the caller's id, or raise ValueError for an invalid body."""
         ...
 
 
 class PlainCipher:
     """`["salt",payload]`: JSON that any tool can read; its digest reveals nothing once erased.
 
-    The prefix is not needed: the same header also holds the digest of the body.
+    A caller's id follows the payload. The place is not needed: the header of the entry also holds
+    the digest of the body.
     """
 
     suite = "plain"
     key_id = ""
+    is_placed = False
 
-    def seal(self, payload: bytes, prefix: bytes) -> bytes:  # noqa: ARG002
+    def seal(self, payload: bytes, given_id: str, place: Place) -> bytes:  # noqa: ARG002
+        if given_id:
+            return b"".join((b'["', random_ascii(), b'",', payload, b",", _encode(given_id), b"]"))
         return b"".join((b'["', random_ascii(), b'",', payload, b"]"))
 
-    def open(self, body: bytes, prefix: bytes) -> bytes:  # noqa: ARG002
+    def open(self, body: bytes, place: Callable[[], Place]) -> tuple[bytes, str]:  # noqa: ARG002
         if body[:2] != b'["' or body[_SALT_END : _SALT_END + 2] != b'",' or body[-1:] != b"]":
             raise ValueError
-        return body[_SALT_END + 2 : -1]
+        if body[-2:-1] != b'"':
+            return body[_SALT_END + 2 : -1], ""
+        # A payload is an object, and quotes in an id are escaped, so `},"` is only between the two.
+        end = body.rindex(b'},"') + 1
+        return body[_SALT_END + 2 : end], _decode_str(body[end + 1 : -1])

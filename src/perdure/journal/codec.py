@@ -16,13 +16,15 @@ import msgspec
 from perdure.errors import PayloadError, UsageError, VersionError
 from perdure.journal import scalars
 from perdure.journal.kinds import KINDS
-from perdure.journal.records import Content
+from perdure.journal.records import SKIPPED_PREFIX, Content, UnknownContent
 from perdure.journal.scalars import UnstorableValue, require_unicode
 from perdure.journal.user_types import TypeRegistry, Types
 
 DEPTH_MAX = 64  # levels; deeper trees overflow the stack of common JSON parsers
 
 INT_BITS_MAX = 14_000  # bits; Python refuses to print or parse much longer integers
+
+INT_MAX = 2**53 - 1  # JSON parsers of other languages round integers beyond it
 
 PAYLOAD_MAX = 16 * 2**20  # bytes; a record is read into memory whole, larger data belongs in files
 
@@ -85,10 +87,7 @@ class Codec:
         if value is None or kind is bool:
             return value
         if kind is int:
-            if value.bit_length() > INT_BITS_MAX:
-                reason = f"an integer of more than {INT_BITS_MAX} bits cannot be stored"
-                raise UnstorableValue(reason)
-            return value
+            return value if -INT_MAX <= value <= INT_MAX else _pack_long(value)
         if kind is float:
             if not isfinite(value):
                 raise UnstorableValue(f"{value} has no JSON form: store None or a string instead")
@@ -217,6 +216,8 @@ def decode_tree(data: bytes) -> Any:
 def decode(kind: str, payload: bytes, *, stream: str = "", position: int = 0) -> Content:
     """Return the content of a payload, upcast to the current version of its kind."""
     cls = KINDS.get(kind)
+    if cls is None and kind.startswith(SKIPPED_PREFIX):
+        return _decode_unknown(kind, payload, stream, position)
     if cls is None:
         raise VersionError(f"{stream!r} entry {position}", f"a record kind {kind!r}", "")
     try:
@@ -230,6 +231,13 @@ def decode(kind: str, payload: bytes, *, stream: str = "", position: int = 0) ->
     return _upcast(cls, _decode(payload), stream, position)
 
 
+def _decode_unknown(kind: str, payload: bytes, stream: str, position: int) -> Content:
+    try:
+        return UnknownContent(data=_decode(payload))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PayloadError(stream, position, f"not a {kind} record") from error
+
+
 def _upcast(cls: type[Content], data: Any, stream: str, position: int) -> Content:
     try:
         version = data.get("v", 1)
@@ -238,9 +246,19 @@ def _upcast(cls: type[Content], data: Any, stream: str, position: int) -> Conten
             raise VersionError(what, str(version), str(cls.schema))
         for number in range(version, cls.schema):
             data = {**UPCASTS[cls.kind, number](data), "v": number + 1}
+        unknown = data.keys() - {*cls.__struct_fields__}
+        if unknown:  # A newer version of perdure added it: refused, because it may change the rest.
+            what = f"{stream!r} entry {position} of kind {cls.kind!r}"
+            raise VersionError(what, f"a field {min(unknown)!r}", "")
         return msgspec.convert(data, cls)
     except (msgspec.ValidationError, AttributeError, TypeError, LookupError) as error:
         raise PayloadError(stream, position, f"not a {cls.kind} record") from error
+
+
+def _pack_long(value: int) -> dict[str, str]:
+    if value.bit_length() > INT_BITS_MAX:
+        raise UnstorableValue(f"an integer of more than {INT_BITS_MAX} bits cannot be stored")
+    return {"$int": str(value)}
 
 
 def _require_depth(depth: int) -> None:

@@ -4,7 +4,6 @@ from perdure.journal.compaction import Carried, Compacted, DroppedIds
 from perdure.journal.records import (
     ApprovalAsked,
     ApprovalDecided,
-    BatchDiscarded,
     BatchStored,
     Branched,
     BranchKept,
@@ -14,6 +13,7 @@ from perdure.journal.records import (
     Deleted,
     EffectIntended,
     EffectSettled,
+    Erased,
     FieldsChanged,
     IndexPage,
     LabelsChanged,
@@ -68,7 +68,7 @@ KINDS: dict[str, type[Content]] = {
             LeaseRenewed,
             LeaseReleased,
         ),
-        *(Deleted, BatchDiscarded, IndexPage, Snapshot, ViewStored),
+        *(Deleted, Erased, IndexPage, Snapshot, ViewStored),
         *(Carried, Compacted, DroppedIds),
     )
 }

@@ -21,10 +21,11 @@ from perdure.errors import (
     VersionError,
 )
 from perdure.journal import chain, requests
-from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
+from perdure.journal.chain import ChainTip, StreamIdentity, VerifiedEntry, VerifiedRecord
 from perdure.journal.cipher import Cipher, PlainCipher
 from perdure.journal.compaction import Compacted
-from perdure.journal.records import BatchDiscarded, Branched, Content, Deleted
+from perdure.journal.erasures import NOTHING_ERASED, Erasures
+from perdure.journal.records import Branched, Content, Deleted, EmptiedContent, Erased
 from perdure.journal.requests import Read, Steps
 
 
@@ -36,7 +37,9 @@ class ParentStream(NamedTuple):
     at: int
 
 
-PAGE = 128  # entries; half a snapshot interval, so that opening takes two or three reads
+PAGE = 128  # records, about, or entries; half a snapshot interval, so that opening takes few reads
+
+FIRST_PAGE = 8  # entries; how many records an entry has is not known before the first page
 
 
 OnDamage = Callable[[DamagedError], object]
@@ -63,7 +66,7 @@ class History(msgspec.Struct, frozen=True, gc=False):
     cipher: Cipher
     lineage: tuple[ParentStream, ...] = ()
     begin: int = 0
-    torn: tuple[int, int] | None = None
+    erasures: Erasures = NOTHING_ERASED
     compacted: int = 0
     """The position of the record of the newest compaction, or 0."""
     carried: Mapping[int, int] = {}
@@ -83,7 +86,7 @@ class History(msgspec.Struct, frozen=True, gc=False):
 
     def until(self, tip: ChainTip) -> "History":
         """The same history, ending at an earlier tip."""
-        return msgspec.structs.replace(self, tip=tip, torn=None)
+        return msgspec.structs.replace(self, tip=tip)
 
     @property
     def first(self) -> int:
@@ -144,19 +147,21 @@ def find_compaction(name: str) -> Steps[CompactionPlace | None]:
     after = 0
     while entries := (yield from requests.read(name, after=after, limit=PAGE, reverse=True)):
         for entry in entries:
-            linked = chain.verify_entry(name, entry)
-            if linked.header.kind == Compacted.kind:
-                content = chain.decode_content(name, linked, _PLAIN)
-                content = require_kind(name, entry.position, content, Compacted)
-                return CompactionPlace(entry.position, content.first)
+            for record in reversed(chain.verify_entry(name, entry).records):
+                if record.kind == Compacted.kind:
+                    content = chain.decode_content(name, record, _PLAIN)
+                    content = require_kind(name, record.position, content, Compacted)
+                    return CompactionPlace(record.position, content.first)
         after = entries[-1].position
         if after == 1:
             break
     return None
 
 
-def read_entry(history: History, position: int, *, check_tip: bool = True) -> Steps[VerifiedEntry]:
-    """Read one entry; verify it against its own header and stream, and check the tip.
+def read_record(
+    history: History, position: int, *, check_tip: bool = True
+) -> Steps[VerifiedRecord]:
+    """Read the record at a position; verify its entry against its header, and check the tip.
 
     A single entry does not link to the tip of its history, so it may be of another history that the
     store was put back to. A caller that reads several passes `check_tip=False` and checks it after
@@ -164,36 +169,29 @@ def read_entry(history: History, position: int, *, check_tip: bool = True) -> St
     """
     carrier = history.carried.get(position)
     if carrier is not None and position < history.begin:
-        linked = yield from read_entry(history, carrier, check_tip=check_tip)
-        return chain.unwrap(history.stream.session, linked, history.cipher)
+        carried = yield from read_record(history, carrier, check_tip=check_tip)
+        return chain.unwrap(history.stream.session, carried, history.cipher)
     stream = history.segment(position).stream
-    entries = yield from requests.read(stream.session, after=position - 1, limit=1)
-    if not entries or entries[0].position != position:
+    # Backward: the entry that holds a position is the last one that does not begin after it.
+    entries = yield from requests.read(stream.session, after=position + 1, limit=1, reverse=True)
+    if not entries or not entries[0].position <= position <= entries[0].last:
         yield from explain_missing(stream.session, position)
     linked = chain.verify_entry(stream.session, entries[0])
     chain.require_same_stream(stream, linked)
+    record = linked.records[position - linked.entry.position]
+    _require_body(stream.session, record, history.erasures)
     if position == history.tip.position:
-        _require_digest(history, linked)
+        _require_digest(history, record)
     elif check_tip:
         yield from require_tip(history)
-    return linked
+    return record
 
 
-def is_discarded(history: History, linked: VerifiedEntry) -> Steps[bool]:
-    """Return whether a crash truncated the batch of an entry: then it does not count as stored.
-
-    Ask it of positions that a caller chose: no record refers to a discarded one.
-    """
-    left, position = linked.header.remaining, linked.entry.position
-    if not left:
-        return False
-    name = history.segment(position).stream.session
-    rest = yield from requests.read(name, after=position, limit=left)
-    headers = [chain.verify_entry(name, entry).header for entry in rest]
-    for expected, header in enumerate(headers, position + 1):
-        if header.position != expected:
-            yield from explain_missing(name, expected)
-    return len(headers) < left or any(header.kind == BatchDiscarded.kind for header in headers)
+def _require_body(name: str, record: VerifiedRecord, erasures: Erasures) -> None:
+    """Raise ChainError if a body was emptied, and no `erased` record names it."""
+    if record.body is None and not erasures.cover(record.position, record.key):
+        reason = "its body was overwritten, and no record says that it was erased"
+        raise ChainError(name, record.position, reason)
 
 
 def require_tip(history: History) -> Steps[None]:
@@ -204,10 +202,10 @@ def require_tip(history: History) -> Steps[None]:
     # The head is enough while no other process writes, and the last entry may be long.
     head = yield from requests.head(history.segment(tip.position).stream.session)
     if head is None or (head.position, head.digest) != (tip.position, tip.digest):
-        yield from read_entry(history, tip.position)
+        yield from read_record(history, tip.position)
 
 
-def _require_digest(history: History, linked: VerifiedEntry) -> None:
+def _require_digest(history: History, linked: VerifiedRecord) -> None:
     if history.tip.digest not in (None, linked.digest):
         name, reason = history.stream.session, "it is not the entry that was read before"
         raise ChainError(name, history.tip.position, reason)
@@ -215,7 +213,7 @@ def _require_digest(history: History, linked: VerifiedEntry) -> None:
 
 def read_content(history: History, position: int, *, check_tip: bool = True) -> Steps[Content]:
     """Read the record at a position, of whatever kind it is."""
-    linked = yield from read_entry(history, position, check_tip=check_tip)
+    linked = yield from read_record(history, position, check_tip=check_tip)
     return chain.decode_content(history.stream.session, linked, history.cipher)
 
 
@@ -228,7 +226,12 @@ def read_kind(
 
 
 def require_kind(name: str, position: int, content: Content, kind: type[ContentT]) -> ContentT:
-    """Return a record that another one refers to; ChainError if it is of another kind."""
+    """Return a record that another one refers to; ChainError if it is of another kind.
+
+    NotFoundError if it was erased.
+    """
+    if isinstance(content, EmptiedContent):
+        raise NotFoundError(f"the record at {position} in session {name!r}", "it was erased")
     if not isinstance(content, kind):
         raise ChainError(name, position, f"a record of kind {kind.kind!r} is expected here")
     return content
@@ -240,33 +243,34 @@ def verify_stored(append: Append) -> Steps[None]:
     It is no damage if another process deleted or compacted the session since, and dropped them.
     """
     name, first, last = append.stream, append.entries[0].position, append.entries[-1]
+    end_position = last.last
     entries = yield from requests.read(name, after=first - 1, limit=len(append.entries))
     stored = {entry.position: entry for entry in entries}
     wrong = [entry for entry in append.entries if stored.get(entry.position) != entry]
     if wrong:
         is_missing = not any(entry.position in stored for entry in wrong)
-        if is_missing and (yield from _why_dropped(name, last.position)) is not None:
+        if is_missing and (yield from _why_dropped(name, end_position)) is not None:
             return
         reason = "the entry read back differs from the one written"
         raise DamagedError(name, wrong[0].position, reason)
     head = yield from requests.head(name)
     end = ChainTip(head.position, head.digest) if head else ChainTip(0, "")
-    written = ChainTip(last.position, chain.entry_digest(last))
+    written = ChainTip(end_position, chain.entry_digest(last))
     # A later position is fine: another writer may have appended since.
     if end != written and end.position <= written.position:
-        raise DamagedError(name, last.position, "the head was not advanced to the written entry")
+        raise DamagedError(name, end_position, "the head was not advanced to the written entry")
 
 
-def require_head(name: str, head: Head | None, tail: Sequence[VerifiedEntry]) -> None:
+def require_head(name: str, head: Head | None, tail: Sequence[VerifiedRecord]) -> None:
     """Raise unless the tail that was read matches the head; this detects a truncated tail."""
     if head is None:
         if tail:
             raise DamagedError(name, 0, "it has entries and no head")
         return
-    if not tail or tail[0].entry.position < head.position:
+    if not tail or tail[0].position < head.position:
         raise ChainError(name, head.position, "the head points to it, but it is missing")
     for linked in tail:
-        if linked.entry.position == head.position and linked.digest != head.digest:
+        if linked.position == head.position and (linked.digest != head.digest or linked.remaining):
             raise ChainError(name, head.position, "it is not the entry that the head points to")
 
 
@@ -274,6 +278,7 @@ class BackwardReader:
     """Reads from a tip back to the beginning, verifying each entry by its successor.
 
     Without a history it starts at the end of the stream and takes the stream's id from there.
+    It returns records. An emptied body is damage, unless an `erased` record after it names it.
     """
 
     def __init__(
@@ -284,6 +289,8 @@ class BackwardReader:
         self._tenant = tenant
         self._stream = history.stream if history else None
         self._expected = history.tip if history else None
+        self._erasures = history.erasures if history else NOTHING_ERASED
+        self._entries_read = self._records_read = 0
         self.ended = history is not None and history.tip.position == 0
         self._begin = history.begin if history is not None and history.compacted else 0
         """Where the history begins if it was compacted: without a history, its record says so."""
@@ -293,90 +300,117 @@ class BackwardReader:
     def _enter(self, stream: StreamIdentity) -> None:
         self._name, self._stream = stream.session, stream
 
-    def page(self, limit: int = PAGE) -> Steps[list[VerifiedEntry]]:
-        """Return the next entries, newest first; an empty list at the beginning of the history."""
+    def page(self, limit: int = PAGE) -> Steps[list[VerifiedRecord]]:
+        """Return the records of the next entries, newest first; none at the beginning.
+
+        About `limit` records, given how many the entries so far have had.
+        """
         if self.ended:
             return []
         after = self._expected.position + 1 if self._expected else 0
+        size = min(limit, FIRST_PAGE)
+        if self._entries_read:
+            size = max(limit * self._entries_read // self._records_read, 1)
         # As `requests.read`: every window and every opening reads through here.
-        entries: Sequence[Entry] = yield Read(self._name, after, limit, reverse=True)
+        entries: Sequence[Entry] = yield Read(self._name, after, size, reverse=True)
         if not entries:
             if self._expected is not None:
                 yield from explain_missing(self._name, self._expected.position)
             self.ended = True
-        page = []
+        records: list[VerifiedRecord] = []
         for entry in entries:
-            page.append(self._check(entry))
+            records += self._check(entry)
             if self.ended:  # Entries that a compaction is about to drop may follow.
                 break
-        return page
+        self._entries_read += len(entries)
+        self._records_read += len(records)
+        return records
 
-    def _check(self, entry: Entry) -> VerifiedEntry:
+    def _check(self, entry: Entry) -> list[VerifiedRecord]:
+        """Return the records of an entry, newest first, without those after the tip."""
         linked = chain.verify_entry(self._name, entry)
-        header = linked.header
+        header, expected = linked.header, self._expected
         if self._stream is None:
             self._stream = StreamIdentity(self._name, header.stream, self._tenant)
         chain.require_same_stream(self._stream, linked)
-        if self._expected is not None and linked.tip != self._expected:
-            raise _broken_link(self._name, self._expected, linked)
+        records = [*reversed(linked.records)]
+        if expected is not None:
+            if not entry.position <= expected.position <= entry.last or (
+                linked.digest != expected.digest and expected.digest is not None
+            ):
+                raise _broken_link(self._name, expected, linked)
+            if entry.last > expected.position:  # A branch may begin within an entry.
+                records = records[entry.last - expected.position :]
         self._expected = ChainTip(entry.position - 1, header.previous)
+        self._note(records)
         if header.kind == Branched.kind:
             self._cross(linked)
         elif header.kind == Deleted.kind or entry.position == 1:
             self.ended = True
             _require_bound(self._name, linked)
-        elif header.kind == Compacted.kind and not self._begin:
-            content = chain.decode_content(self._name, linked, self._cipher)
-            self._begin = require_kind(self._name, entry.position, content, Compacted).first
         if entry.position == self._begin:
             self.ended = True
-        return linked
+        return records
+
+    def _note(self, records: Sequence[VerifiedRecord]) -> None:
+        """Note where a compacted history begins, and which bodies were erased.
+
+        Every emptied body must be named by an `erased` record, which comes after it.
+        """
+        for record in records:
+            if record.body is None:
+                _require_body(self._name, record, self._erasures)
+            elif record.kind == Erased.kind:
+                content = chain.decode_content(self._name, record, self._cipher)
+                self._erasures = self._erasures.add(content)
+            elif record.kind == Compacted.kind and not self._begin:
+                content = chain.decode_content(self._name, record, self._cipher)
+                self._begin = require_kind(self._name, record.position, content, Compacted).first
 
     def _cross(self, linked: VerifiedEntry) -> None:
         _require_bound(self._name, linked)
-        parent = decode_parent(self._name, linked, self._cipher)
-        self._enter(StreamIdentity(parent.parent, parent.stream, self._tenant))
+        parent = parent_of(self._name, linked)
+        self._enter(StreamIdentity(parent.name, parent.stream, self._tenant))
 
 
 def _broken_link(name: str, expected: ChainTip, linked: VerifiedEntry) -> ChainError:
-    position = linked.entry.position
-    if position != expected.position:
-        return ChainError(name, expected.position, f"it is missing: found entry {position} instead")
-    return ChainError(name, position, "it is not the entry that its successor links to")
+    first, last = linked.entry.position, linked.entry.last
+    if not first <= expected.position <= last:
+        return ChainError(name, expected.position, f"it is missing: found entry {last} instead")
+    return ChainError(name, expected.position, "it is not the entry that its successor links to")
 
 
 def _require_bound(name: str, linked: VerifiedEntry) -> None:
-    if linked.header.session is None:
+    if linked.header.bound is None:
         raise ChainError(name, linked.entry.position, "the first entry names no session")
 
 
-def decode_parent(name: str, linked: VerifiedEntry, cipher: Cipher) -> Branched:
-    """Return the first record of a branch; ChainError unless it follows its parent's history."""
-    content = chain.decode_content(name, linked, cipher)
-    if not isinstance(content, Branched) or not 0 < content.at == linked.entry.position - 1:
-        raise ChainError(name, linked.entry.position, "it does not continue its parent's history")
-    return content
+def parent_of(name: str, linked: VerifiedEntry) -> ParentStream:
+    """Return what a branch shares, given its first entry; ChainError if it shares nothing.
 
-
-def discarded_range(history: History, linked: VerifiedEntry) -> tuple[int, int]:
-    """Return the positions of the torn batch that a `batch.discarded` record names."""
-    name = history.stream.session
-    content = chain.decode_content(name, linked, history.cipher)
-    discarded = require_kind(name, linked.entry.position, content, BatchDiscarded)
-    return discarded.first, discarded.last
+    The header says it, so that no key is needed.
+    """
+    bound, at = linked.header.bound, linked.entry.position - 1
+    if linked.header.kind != Branched.kind or bound is None or at < 1:
+        raise ChainError(name, at + 1, "it does not continue its parent's history")
+    return ParentStream(bound[2], bound[3], at)
 
 
 class _QueuedEntry(NamedTuple):
     """An entry that `ForwardReader` has read but not yet returned: verified, or with its error."""
 
-    position: int
+    first: int
+    last: int
+    """Its last position that belongs to the history."""
     digest: str
     linked: VerifiedEntry | None
     error: PerdureError | None = None
+    damage: Sequence[ChainError] = ()
+    """The errors of records whose body does not match the header."""
 
 
 class ForwardReader:
-    """Reads from a position to the end of a history, in complete batches.
+    """Reads from a position to the end of a history, entry by entry.
 
     An entry is returned only after its successor, or the tip, confirms its digest, because an
     altered header can still parse. Damage is raised, or reported to `on_damage` and skipped.
@@ -389,25 +423,22 @@ class ForwardReader:
         start = max(after, segments[0].low) if segments else after
         self._history = history
         self._on_damage = on_damage
-        self._at = start
-        self._previous = ChainTip(start, "" if start == 0 else None)
+        self._after = self._at = start
+        # None: the first entry may begin before `after`, and what it links to is not known.
+        self._previous = ChainTip(0, "") if start == 0 else None
         self._segments = iter(segments)
         self._segment = next(self._segments, None)
         self._waiting: list[_QueuedEntry] = []
-        self._batches = BatchAssembler(history.stream.session)
-        self._ready: list[VerifiedEntry] = []
-        self.torn: list[tuple[int, int]] = []
+        self._ready: list[VerifiedRecord] = []
 
-    def page(self, limit: int = PAGE) -> Steps[list[VerifiedEntry] | None]:
-        """Return the entries of the next complete batches (maybe none yet), or None at the end."""
+    def page(self, limit: int = PAGE) -> Steps[list[VerifiedRecord] | None]:
+        """Return the records of the next entries (maybe none yet), or None at the end."""
         if self._segment is None:
             return None
         yield from self._fill(self._segment, limit)
         ended = self._segment is None
         while self._waiting and (ended or len(self._waiting) > 2):  # noqa: PLR2004 - see _is_confirmed
             self._deliver(self._waiting.pop(0))
-        if ended:
-            self._end_torn()
         ready, self._ready = self._ready, []
         return ready
 
@@ -454,20 +485,23 @@ class ForwardReader:
 
     def _queue(self, segment: Segment, entry: Entry) -> None:
         name = segment.stream.session
-        if entry.position != self._at + 1:
+        if entry.position > self._at + 1:
             gap = ChainError(name, self._at + 1, f"it is missing, up to {entry.position}")
             self._queue_error(entry.position - 1, gap)
-        digest = chain.entry_digest(entry)
+        first, last = max(entry.position, self._at + 1), min(entry.last, segment.high)
+        digest, damage = chain.entry_digest(entry), list[ChainError]()
         try:
-            linked = chain.verify_entry(name, entry)
+            if self._at > self._after and entry.position <= self._at:
+                raise ChainError(name, first, "its entry overlaps the one before it")
+            linked = chain.verify_entry(name, entry, damage.append)
             chain.require_same_stream(segment.stream, linked)
-            self._waiting.append(_QueuedEntry(entry.position, digest, linked))
+            self._waiting.append(_QueuedEntry(first, last, digest, linked, damage=damage))
         except (DamagedError, VersionError) as error:
-            self._waiting.append(_QueuedEntry(entry.position, digest, None, error))
-        self._at = entry.position
+            self._waiting.append(_QueuedEntry(first, last, digest, None, error))
+        self._at = last
 
     def _queue_error(self, position: int, error: DamagedError) -> None:
-        self._waiting.append(_QueuedEntry(position, "", None, error))
+        self._waiting.append(_QueuedEntry(self._at + 1, position, "", None, error))
         self._at = position
 
     def _skip_segment(self, segment: Segment) -> Steps[None]:
@@ -477,7 +511,7 @@ class ForwardReader:
             self._queue_error(self._at + 1, error)
             self._at = segment.high
 
-    # Returning entries.
+    # Returning records.
 
     def _deliver(self, item: _QueuedEntry) -> None:
         name = self._history.stream.session
@@ -485,14 +519,32 @@ class ForwardReader:
             if item.linked is None or not self._is_confirmed(item):
                 raise self._error(name, item)
             self._require_linked(name, item.linked)
-            self._previous = item.linked.tip
-            self._add_to_batch(item.linked)
+            self._previous = ChainTip(item.last, item.digest)
         except DamagedError as error:
-            if self._on_damage is None:
-                raise
-            self._on_damage(error)
-            self._previous = ChainTip(item.position, None)
-            self._ready += self._batches.flush()
+            self._report(error)
+            self._previous = ChainTip(item.last, None)
+            if item.digest:  # All records of an entry are lost with it. A gap is one error.
+                for position in range(item.first + 1, item.last + 1):
+                    self._report(ChainError(name, position, error.reason))
+            return
+        for damage in item.damage:
+            if self._after < damage.position <= item.last:
+                self._report(damage)
+        for record in item.linked.records:
+            if self._after < record.position <= item.last:
+                self._add(name, record)
+
+    def _add(self, name: str, record: VerifiedRecord) -> None:
+        try:
+            _require_body(name, record, self._history.erasures)
+            self._ready.append(record)
+        except DamagedError as error:
+            self._report(error)
+
+    def _report(self, error: DamagedError) -> None:
+        if self._on_damage is None:
+            raise error
+        self._on_damage(error)
 
     def _is_confirmed(self, item: _QueuedEntry) -> bool:
         """Whether the successor or the tip links to this entry, or the successor is altered.
@@ -500,9 +552,9 @@ class ForwardReader:
         If the successor does not link here, it is itself the altered entry, unless its own
         successor confirms it.
         """
-        if item.position == self._history.tip.position:
+        if item.last == self._history.tip.position:
             return self._history.tip.digest in (None, item.digest)
-        successor = self._successor(item.position)
+        successor = self._successor(item)
         return (
             successor is None
             or self._successor_confirms(item)
@@ -510,15 +562,15 @@ class ForwardReader:
         )
 
     def _successor_confirms(self, item: _QueuedEntry) -> bool:
-        if item.position == self._history.tip.position:
+        if item.last == self._history.tip.position:
             return self._history.tip.digest == item.digest
-        successor = self._successor(item.position)
+        successor = self._successor(item)
         if successor is None or successor.linked is None:
             return True
         return successor.linked.header.previous == item.digest
 
-    def _successor(self, position: int) -> _QueuedEntry | None:
-        return next((item for item in self._waiting if item.position == position + 1), None)
+    def _successor(self, item: _QueuedEntry) -> _QueuedEntry | None:
+        return next((other for other in self._waiting if other.first == item.last + 1), None)
 
     def _error(self, name: str, item: _QueuedEntry) -> PerdureError:
         # A VersionError counts only for an unaltered entry: damage can produce any version number.
@@ -526,25 +578,11 @@ class ForwardReader:
             isinstance(item.error, DamagedError) or self._successor_confirms(item)
         ):
             return item.error
-        return ChainError(name, item.position, "it is not the entry that its successor links to")
+        return ChainError(name, item.first, "it is not the entry that its successor links to")
 
     def _require_linked(self, name: str, linked: VerifiedEntry) -> None:
-        chain.require_follows(name, self._previous, linked)
+        if self._previous is not None:
+            chain.require_follows(name, self._previous, linked)
         is_first = linked.entry.position == self._history.begin and not self._history.compacted
         if linked.entry.position == 1 or is_first:
             _require_bound(name, linked)
-
-    def _add_to_batch(self, linked: VerifiedEntry) -> None:
-        if linked.header.kind == BatchDiscarded.kind:
-            self._end_torn()
-        elif linked.header.kind == Branched.kind:  # Shared history may end within a batch.
-            self._ready += self._batches.flush()
-        self._ready += self._batches.add(linked)
-
-    def _end_torn(self) -> None:
-        torn = self._batches.torn
-        if torn is not None:
-            self._batches.flush()
-            self.torn.append(torn)
-            if self._on_damage is not None:
-                self._on_damage(chain.torn_error(self._history.stream.session, torn))

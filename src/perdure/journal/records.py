@@ -20,19 +20,30 @@ class Content(
     forbid_unknown_fields=True,
     gc=False,  # plain trees hold no cycles; tracking them would slow every collection down
 ):
-    """The content of one record. `v` is its schema version, omitted while that is 1."""
+    """The content of one record. A field with its default is not stored.
+
+    `v` is the version of its schema.
+    """
 
     kind: ClassVar[str] = ""
     schema: ClassVar[int] = 1
-    about: ClassVar[str] = ""
+    subject_field: ClassVar[str] = ""
     """The field that names the record's subject; empty if it has none."""
 
     v: int = 1
+    origin: str = ""
+    """Where the content came from, such as a user, a tool or a document."""
+    trust: str = ""
+    """How far that origin is trusted."""
+    sources: tuple[int, ...] = ()
+    """The positions of the records that it was made from."""
+    about: str = ""
+    """The data subject, whose key a sealed store uses for it."""
 
     @property
     def subject(self) -> str:
         """The turn, value, effect, approval or keep that the record is about; empty if none."""
-        return getattr(self, self.about) if self.about else ""
+        return getattr(self, self.subject_field) if self.subject_field else ""
 
 
 class ApprovalAsked(Content, frozen=True, kw_only=True):
@@ -42,7 +53,7 @@ class ApprovalAsked(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "approval.asked"
-    about: ClassVar[str] = "identity"
+    subject_field: ClassVar[str] = "identity"
 
     identity: str
     """Identifies the call of the agent; the intent will have the same identity."""
@@ -64,7 +75,7 @@ class ApprovalDecided(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "approval.decided"
-    about: ClassVar[str] = "approval"
+    subject_field: ClassVar[str] = "approval"
 
     approval: str
     decision: Literal["approved", "denied", "expired"]
@@ -107,21 +118,16 @@ class LeaseReleased(LeaseChange, frozen=True, kw_only=True):
 
 
 class Message(Content, frozen=True, kw_only=True):
-    """A message in the provider's or framework's own form, with its author and recipient.
-
-    `origin` says where the text came from (a user, a tool, a document), so that untrusted text can
-    be identified later.
-    """
+    """A message in the provider's or framework's own form, with its author and recipient."""
 
     kind: ClassVar[str] = "message"
-    about: ClassVar[str] = "turn"
+    subject_field: ClassVar[str] = "turn"
 
     message: dict[str, Any]
     turn: str = ""
     author: str = ""
     recipient: str = ""
     channel: str = ""
-    origin: str = ""
     call: str = ""
     """The digest of all messages appended under one caller id; stored in the first of them."""
     meta: dict[str, Any] = {}
@@ -142,7 +148,7 @@ class MessageChunk(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "message.chunk"
-    about: ClassVar[str] = "turn"
+    subject_field: ClassVar[str] = "turn"
 
     answer: str
     data: dict[str, Any]
@@ -196,7 +202,6 @@ class Pinned(Content, frozen=True, kw_only=True):
 class Summary(Content, frozen=True, kw_only=True):
     """A text that replaces the messages from `first` to `last` in windows; they stay stored.
 
-    `digest` is that of the entry at `last`, which through the chain covers everything before it.
     `previous` is the position of the summary that this one includes, or 0.
     """
 
@@ -205,7 +210,6 @@ class Summary(Content, frozen=True, kw_only=True):
     text: str
     first: int
     last: int
-    digest: str
     previous: int = 0
     meta: dict[str, Any] = {}
     tokens: int = 0
@@ -241,7 +245,7 @@ class EffectIntended(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "effect.intended"
-    about: ClassVar[str] = "identity"
+    subject_field: ClassVar[str] = "identity"
 
     identity: str
     tool: str
@@ -271,7 +275,7 @@ class EffectSettled(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "effect.settled"
-    about: ClassVar[str] = "identity"
+    subject_field: ClassVar[str] = "identity"
 
     effect: str
     identity: str
@@ -304,7 +308,7 @@ class Value(Content, frozen=True, kw_only=True):
     """
 
     kind: ClassVar[str] = "value"
-    about: ClassVar[str] = "key"
+    subject_field: ClassVar[str] = "key"
 
     key: str
     version: int
@@ -325,7 +329,7 @@ class TurnBegun(Content, frozen=True, kw_only=True):
 class TurnChange(Content, frozen=True, kw_only=True):
     """The common base of the later records of a turn."""
 
-    about: ClassVar[str] = "turn"
+    subject_field: ClassVar[str] = "turn"
 
     turn: str
 
@@ -480,7 +484,7 @@ class BranchReleased(Content, frozen=True, kw_only=True):
     """A keep, given by the id of its record, was released."""
 
     kind: ClassVar[str] = "branch.released"
-    about: ClassVar[str] = "keep"
+    subject_field: ClassVar[str] = "keep"
 
     keep: str
 
@@ -502,7 +506,7 @@ class Copied(Content, frozen=True, kw_only=True):
 class Omitted(Content, frozen=True, kw_only=True):
     """A copy has this in the place of a record that concerns only its source.
 
-    `record` is its kind; empty for an entry of a batch that a crash truncated.
+    `record` is its kind.
     """
 
     kind: ClassVar[str] = "omitted"
@@ -518,13 +522,28 @@ class Deleted(Content, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class BatchDiscarded(Content, frozen=True, kw_only=True):
-    """The entries from `first` to `last` are a batch truncated by a crash; they count as absent."""
+class Erased(Content, frozen=True, kw_only=True):
+    """The bodies of earlier records were erased: those in `ranges`, and those under `keys`.
 
-    kind: ClassVar[str] = "batch.discarded"
+    An erased record counts as if it had never had an effect; its position, kind and time stay. The
+    entry of this record, or the next one of the same append, ends with a snapshot of that state.
+    """
 
-    first: int
-    last: int
+    kind: ClassVar[str] = "erased"
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    keys: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class EmptiedContent(Content, frozen=True, kw_only=True):
+    """In the place of the content of an erased record. It is never stored."""
+
+
+class UnknownContent(Content, frozen=True, kw_only=True):
+    """The content of a kind that this version does not know, and may skip. It is never stored."""
+
+    data: Any = None
 
 
 class IndexPage(Content, frozen=True, kw_only=True):
@@ -552,6 +571,9 @@ class Snapshot(Content, frozen=True, kw_only=True):
 
     state: int
     facts: dict[str, Any]
+
+
+SKIPPED_PREFIX = "~"  # A kind that begins so may be skipped by a version that does not know it.
 
 
 class Record(NamedTuple):

@@ -32,7 +32,7 @@ def find_replacement(stream: StreamIdentity, tip: ChainTip) -> Steps[HistoryRepl
     entries = yield from requests.read(name, after=position - 1, limit=2)
     if not entries:
         return None
-    if entries[0].position == position:
+    if entries[0].position <= position:
         differs = _has_other_entry(name, head, entries, tip)
     else:
         differs = yield from _begins_otherwise(stream, entries[0])
@@ -41,7 +41,7 @@ def find_replacement(stream: StreamIdentity, tip: ChainTip) -> Steps[HistoryRepl
 
 def _has_other_entry(name: str, head: Head, entries: Sequence[Entry], tip: ChainTip) -> bool:
     """Whether the first entry is another one than the tip's, and confirmed by what follows it."""
-    digest, position = chain.entry_digest(entries[0]), entries[0].position
+    digest, position = chain.entry_digest(entries[0]), entries[0].last
     confirmed = head.digest
     if head.position > position:
         links = [chain.verify_entry(name, successor).header.previous for successor in entries[1:]]

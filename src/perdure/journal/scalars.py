@@ -166,6 +166,7 @@ _UNPACK: dict[str, Callable[[Any], Any]] = {
     "$bytes": lambda packed: base64.b64decode(_require_text(packed), validate=True),
     "$datetime": _unpack_datetime,
     "$date": lambda packed: date.fromisoformat(_require_text(packed)),
+    "$int": lambda packed: int(_require_text(packed)),
     "$decimal": lambda packed: Decimal(_require_text(packed)),
     "$uuid": lambda packed: _uuid_class()(_require_text(packed)),
 }

@@ -14,7 +14,7 @@ from perdure.backends.addresses import (
     without_migration,
 )
 from perdure.backends.guarantees import guarantees_of
-from perdure.backends.protocol import Backend, Entry, require_remove
+from perdure.backends.protocol import Backend, Entry, require_remove, tenant_of
 from perdure.core.replay import guard
 from perdure.core.validation import require_labels, require_session_id, require_str
 from perdure.errors import (
@@ -22,9 +22,10 @@ from perdure.errors import (
     NotFoundError,
     StoreMissingError,
     UnavailableError,
+    UnsupportedError,
     UsageError,
 )
-from perdure.journal.chain import BODY_MAX
+from perdure.journal.chain import BODY_MAX, is_same_tenant
 from perdure.journal.copying.pairs import Selection
 from perdure.journal.copying.requests import (
     CheckStore,
@@ -89,6 +90,7 @@ def run_copy(
 ) -> CopyResult:
     """Run a copy between two open stores, which stay open, and return its result."""
     _require_distinct_backends(source, target)
+    _require_same_tenant(source, target)
     sides = {"source": source, "target": target}
     return _run(copying.steps(), sides, on_progress or (lambda _: None))
 
@@ -123,6 +125,14 @@ def _require_distinct_backends(source: Backend, target: Backend) -> None:
     is_durable = guarantees_of(source).survives in {"process death", "power loss"}
     if source is target or (is_durable and source.name == target.name):
         raise UsageError(SAME_STORE)
+
+
+def _require_same_tenant(source: Backend, target: Backend) -> None:
+    """Raise UnsupportedError if the target would refuse to open what is copied byte for byte."""
+    tenants = tenant_of(source), tenant_of(target)
+    if not is_same_tenant(*tenants):
+        reason = f"sessions name their tenant, and {tenants[0]!r} is not {tenants[1]!r}"
+        raise UnsupportedError(reason, "open both stores with the same ?tenant=")
 
 
 def _require_existing(source: Any) -> Any:

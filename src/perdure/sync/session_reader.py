@@ -154,5 +154,5 @@ class SessionReader:
         """Read and check the whole history: chain, bodies, snapshots, labels. Raise if damaged."""
         with self._handle.span("verify") as span:
             result = self._handle.run(verify.verify_session(self._replica))
-            span.fields.update(entries=result.entries, position=result.position)
+            span.fields.update(records=result.records, position=result.position)
         return result

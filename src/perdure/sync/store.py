@@ -11,7 +11,14 @@ from weakref import WeakSet
 from perdure import events
 from perdure.backends.addresses import Address, _emit_downgrades, open_backend, require_backend
 from perdure.backends.guarantees import Guarantees, guarantees_of
-from perdure.backends.protocol import Backend, Head, require_atomic, require_order, require_recent
+from perdure.backends.protocol import (
+    Backend,
+    Head,
+    require_atomic,
+    require_order,
+    require_recent,
+    tenant_of,
+)
 from perdure.core import fields, history, lifecycle, salvage
 from perdure.core.effects import listing
 from perdure.core.effects.listing import Approval
@@ -48,7 +55,7 @@ class Store:
 
     def __init__(self, backend: Backend, settings: Settings) -> None:
         self._backend = backend
-        self._settings = settings
+        self._settings = settings._replace(tenant=tenant_of(backend))
         self._committer = GroupCommitter(backend)
         self._driver = Driver(backend, self._committer)
         self._closed = False

@@ -30,7 +30,7 @@ class Summaries:
             work = handle.run(steps)
             seen.fields.update(first=work.first, last=work.last)
             content = summaries.validate(summarizer, work, self._ask(summarizer, work))
-            handle.write(summaries.activate_summary(replica, content))
+            handle.write(summaries.activate_summary(replica, content, work.digest))
             seen.fields["tokens"] = content.tokens
         return content
 

@@ -80,12 +80,12 @@ def verify_store(store: "Store", backend: Backend) -> StoreVerifyResult:
     """Check a store and all of its sessions."""
     found = find_problems(backend, deep=True)
     problems: list[PerdureError] = [*(found or ())]
-    sessions = entries = 0
+    sessions = records = 0
     for head in list_heads(backend):
         sessions += 1
         result = head if isinstance(head, DamagedError) else verify_head(store, backend, head)
         if isinstance(result, VerifyResult):
-            entries += result.entries
+            records += result.records
         elif result is not None:
             problems.append(result)
-    return StoreVerifyResult(backend.name, sessions, entries, tuple(problems), found is not None)
+    return StoreVerifyResult(backend.name, sessions, records, tuple(problems), found is not None)

@@ -23,6 +23,7 @@ from perdure.backends.protocol import (
     require_recent,
     require_remove,
     require_watch,
+    tenant_of,
 )
 from perdure.errors import DamagedError, UnavailableError
 
@@ -41,6 +42,7 @@ class BackendWrapper:
         self.name = backend.name
         self.capabilities = backend.capabilities
         self.guarantees = backend.guarantees
+        self.tenant = tenant_of(backend)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """Forward to the backend."""

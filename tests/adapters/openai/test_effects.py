@@ -77,7 +77,7 @@ def test_a_call_makes_no_append_more_and_stores_the_answer_once(
     append = MemoryBackend.append
 
     def counting(self: Any, given: Any) -> Any:
-        appends.extend(len(one.entries) for one in given)
+        appends.extend(entry.records for one in given for entry in one.entries)
         return append(self, given)
 
     monkeypatch.setattr(MemoryBackend, "append", counting)

@@ -10,6 +10,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,12 @@ class Lane:
     def judge(self, found: Sequence[Entry]) -> str:
         """Say what is wrong with the entries that were found."""
         positions = [one.position for one in found]
-        last = positions[-1] if positions else 0
+        last = found[-1].last if found else 0
         if last < self.acked:
             return f"lost: {self.acked} acknowledged, {last} there"
         if last not in self.ends:
             return f"not all or nothing: it ends at {last}"
-        if positions != list(range(positions[0] if positions else 1, last + 1)):
+        if any(one.last + 1 != after.position for one, after in pairwise(found)):
             return f"holes: {positions}"
         if positions and not self.dropped <= positions[0] <= max(self.dropping, min(self.sent)):
             return f"begins at {positions[0]}, dropped {self.dropped} to {self.dropping}"
@@ -80,12 +81,12 @@ class Witnessed(FilesBackend):
             lane = self._lanes[append.stream]
             for one in append.entries:
                 lane.sent[one.position].add((one.header, one.body))
-            lane.ends.add(append.entries[-1].position)
+            lane.ends.add(append.entries[-1].last)
         outcomes = super().append(appends)
         for append, outcome in zip(appends, outcomes, strict=True):
             if outcome.status == "stored":
                 lane = self._lanes[append.stream]
-                lane.acked = max(lane.acked, append.entries[-1].position)
+                lane.acked = max(lane.acked, append.entries[-1].last)
         return outcomes
 
     def drop(self, stream: str, *, before: int) -> None:
@@ -134,7 +135,7 @@ def judge(folder: Path, lanes: Lanes, *, go_on: bool) -> str:
     for name, lane in lanes.items():
         found = list(backend.read(name))
         wrong = lane.judge(found)
-        if not wrong and heads.get(name, 0) != (found[-1].position if found else 0):
+        if not wrong and heads.get(name, 0) != (found[-1].last if found else 0):
             wrong = f"it is listed at {heads.get(name)}"
         if wrong:
             return f"{name}: {wrong}"

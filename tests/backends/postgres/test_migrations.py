@@ -84,13 +84,14 @@ TENANTS = ("", "acme")
 
 
 def fill(address: str) -> None:
-    """Write sessions of two tenants, one of them in the middle of a turn."""
+    """Write sessions of two tenants, one of them in the middle of a turn, a record at a time."""
     for tenant in TENANTS:
         with perdure.open(f"{address}&tenant={tenant}") as store:
             for name in ("a", "b"):
-                with store.session(name).turn(f"hello from {tenant}") as turn:
+                with store.session(name).turn() as turn:
+                    turn.append({"role": "user", "content": f"hello from {tenant}"})
                     turn.append({"role": "assistant", "content": "1"})
-            turn = store.session("b").turn("not ended")
+            turn = store.session("b").turn()
             turn.__enter__()
 
 
@@ -123,7 +124,7 @@ def first(postgres_empty: str, postgres_url: str) -> tuple[str, list[Any]]:
         admin.execute(FIRST.format(schema=schema).encode())
         for table, rows in (
             ("head", "select * from {}"),
-            ("entry", "select * from {}"),
+            ("entry", "select stream, position, tenant, header, body from {}"),
             ("label", "select tenant, name, label from {} where present"),
         ):
             source = sql.SQL(rows).format(sql.Identifier(other, table))

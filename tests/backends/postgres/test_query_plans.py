@@ -42,7 +42,7 @@ select 't', ('gone ' || repeat('session ', 30) || number)::bytea, {schema}.key_o
   repeat('d', 64), '["deleted"]', {many} * 2 + number
 from generate_series(1, {many}) as number;
 insert into {schema}.entry
-select {schema}.key_of(number), position, 't', '[]', '[]'
+select {schema}.key_of(number), position, 't', position, '[]', '[]'
 from generate_series(1, {many}) as number, generate_series(1, 4) as position;
 insert into {schema}.label
 select 't', {schema}.name_of(number), label::bytea, label <> 'busy',

@@ -123,7 +123,7 @@ def test_nothing_of_it_is_in_the_file(backend: SqliteBackend, path: Path) -> Non
     append_all(backend, append_of("a", 3, 3))
     db = apsw.Connection(str(path))
     kinds = {row[0] for row in db.execute("select type from sqlite_schema")}
-    assert kinds == {"table", "index"}
+    assert kinds == {"table", "index", "view"}
     db.close()
 
 

@@ -13,10 +13,9 @@ from perdure.backends.files.backend import FilesBackend
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Backend, Entry, Head
 from perdure.backends.sqlite.backend import SqliteBackend
-from perdure.errors import InUseError, NotFoundError, UnavailableError, UsageError
+from perdure.errors import InUseError, NotFoundError, UsageError
 from perdure.journal.copying.plan import Problem
 from perdure.journal.copying.rounds import CopyResult
-from perdure.testing import Torn
 from tests.support import said
 
 NAMES = ("a", "a/1", "b", "c", "é")
@@ -75,13 +74,6 @@ def _many(store: perdure.Store, name: str, number: int) -> None:
         session.append(*[said(f"{number}.{part}.{one}") for one in range(110)])
 
 
-def _tear(store: perdure.Store, name: str, number: int) -> None:
-    """A batch that a bad store cut short."""
-    torn = perdure.open(Torn(store._backend, keep=1 + number % 2, nth=1))
-    with contextlib.suppress(UnavailableError):
-        torn.session(name).append(*[said(f"torn {number}.{part}") for part in range(4)])
-
-
 ACTIONS: dict[str, Callable[[perdure.Store, str, int], None]] = {
     "say": _say,
     "batch": _batch,
@@ -92,7 +84,6 @@ ACTIONS: dict[str, Callable[[perdure.Store, str, int], None]] = {
     "branch": _branch,
     "delete": _delete,
     "many": _many,
-    "tear": _tear,
 }
 
 REFUSED: dict[str, tuple[type[Exception], ...]] = {

@@ -68,7 +68,7 @@ def test_nothing_is_lost_when_writers_go_on_during_a_copy(tmp_path: Path, kind: 
         while moved < 3 and time.monotonic() < start + 60:
             copied = perdure.copy(address, target)
             foreseen(copied)
-            moved += copied.entries > 0
+            moved += copied.records > 0
             require_whole(target)
             time.sleep(0.3)
     assert moved == 3, "the copies must have met writers"

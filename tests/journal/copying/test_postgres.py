@@ -13,7 +13,7 @@ from perdure.backends.postgres.address import parse_address
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.protocol import CLOCK, require_clock
 from perdure.backends.sqlite.backend import SqliteBackend
-from perdure.errors import UnavailableError, UsageError
+from perdure.errors import UnavailableError, UnsupportedError, UsageError
 from tests.cli.support import invoke, objects
 from tests.journal.copying.stores import act, settled, shown
 from tests.journal.copying.test_properties import EVERYTHING, LATER, died
@@ -59,8 +59,8 @@ def test_an_event_loop_copies_to_a_server(postgres_store: str, tmp_path: Path) -
     final = perdure.copy_async(tmp_path / "one.db", postgres_store, final=True)
     copied = asyncio.run(final)
     assert copied.complete
-    assert copied.verified == copied.entries
-    assert perdure.copy(tmp_path / "one.db", postgres_store).entries == 0
+    assert copied.verified == copied.records
+    assert perdure.copy(tmp_path / "one.db", postgres_store).records == 0
 
 
 def test_neither_a_dry_run_nor_a_source_makes_tables(postgres_empty: str, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_neither_a_dry_run_nor_a_source_makes_tables(postgres_empty: str, tmp_pa
     with perdure.open(one) as store:
         store.session("s").append(said("a"))
     dry = perdure.copy(one, postgres_empty, dry_run=True)
-    assert (dry.sessions, dry.entries, dry.problems) == (1, 1, ())
+    assert (dry.sessions, dry.records, dry.problems) == (1, 1, ())
     assert asyncio.run(perdure.copy_async(one, postgres_empty, dry_run=True)) == dry
     assert invoke(None, "copy", "--dry-run", str(one), postgres_empty).exit_code == 0
     with pytest.raises(UnavailableError, match="no tables yet"):
@@ -77,7 +77,7 @@ def test_neither_a_dry_run_nor_a_source_makes_tables(postgres_empty: str, tmp_pa
         perdure.open(f"{postgres_empty}&migrate=no")
     assert not elsewhere.exists()
     assert perdure.copy(one, postgres_empty).complete
-    assert perdure.copy(one, postgres_empty, dry_run=True).entries == 0
+    assert perdure.copy(one, postgres_empty, dry_run=True).records == 0
     assert perdure.copy(postgres_empty, elsewhere).complete
 
 
@@ -106,7 +106,8 @@ def test_a_server_is_not_copied_to_itself(postgres_store: str) -> None:
     result = invoke(None, "copy", "--final", postgres_store, other)
     assert result.exit_code == 2
     assert "same store" in result.stderr
-    assert perdure.copy(postgres_store, f"{other}&tenant=another").complete
+    with pytest.raises(UnsupportedError, match="name their tenant"):
+        perdure.copy(postgres_store, f"{other}&tenant=another")
 
 
 def test_a_name_tells_stores_apart() -> None:

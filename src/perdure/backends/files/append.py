@@ -33,7 +33,7 @@ from perdure.backends.files.recovery import (
     set_mark,
 )
 from perdure.backends.files.stream_file import StreamFile, StreamLocation, locate_stream
-from perdure.backends.protocol import STORED, Append, Outcome
+from perdure.backends.protocol import STORED, Append, Entry, Outcome
 from perdure.errors import DamagedError, PerdureError, UnavailableError
 
 GROUP_SIZE = 32  # streams whose files are open at once; a process may open only so many files
@@ -220,7 +220,7 @@ class Appender:
             self._distrusted.discard(location.stem)
         batch, _ = file.head()
         outcome, entries = decide(
-            item.append, file.listing_head(), lambda first, last: read_headers(file, first, last)
+            item.append, file.listing_head(), lambda first, last: read_between(file, first, last)
         )
         if not entries:
             item.outcome = outcome
@@ -254,12 +254,10 @@ class Appender:
             locks.close()
 
 
-def read_headers(file: StreamFile, first: int, last: int) -> list[bytes]:
-    """Return the stored headers from one position to another."""
+def read_between(file: StreamFile, first: int, last: int) -> list[Entry]:
+    """Return the stored entries that cover any of these positions, without their bodies."""
     entries = (entry for entry, _ in file.forward(first - 1, max_body=-1))
-    return [
-        entry.header for entry in itertools.takewhile(lambda entry: entry.position <= last, entries)
-    ]
+    return [*itertools.takewhile(lambda entry: entry.position <= last, entries)]
 
 
 def missing_file_error(location: StreamLocation) -> DamagedError:

@@ -159,7 +159,8 @@ class FilesBackend:
             if page.is_last:
                 return
             remaining -= len(page.entries)
-            after, hint = page.entries[-1].position, page.hint
+            last, hint = page.entries[-1], page.hint
+            after = last.position if reverse else last.last
 
     def streams(
         self,

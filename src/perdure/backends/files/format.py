@@ -5,10 +5,9 @@ it are tab and newline:
 
     {"perdure":"stream","version":1,"synced":["= 000000000000901 000000000000194 5e0c42a1",
         "= 000000000000194 …"],"first":1,"name":"claim-4711","check":"…"}    (one line in the file)
-    {"perdure":[1,0,[[271,64,"…","…"],[268,40,"…","…"]],["turn-open"],"…"]}
+    {"perdure":[1,0,[[2,371,104,"…","…"]],["turn-open"],"…"]}
     HEADER <tab> BODY
-    HEADER <tab> BODY
-    {"perdure":[3,812,[[271,512,"…","…"]],[],"…"]}
+    {"perdure":[3,812,[[1,271,512,"…","…"]],[],"…"]}
     HEADER <tab> BODY
 
 The first line (the file header) names the stream and the position of its first entry. Its field
@@ -20,9 +19,9 @@ the two is whole at any moment.
 
 Batches follow, one per append: a batch line, then one line per entry. The batch line holds the
 position of the first entry; the size in bytes of the previous batch, for reading backwards; for
-each entry the stored sizes of its header and body and a digest of each; the labels of the head; and
-a digest over this line, its offset and its stream, so that a line copied from another place is not
-accepted.
+each entry the number of its records, the stored sizes of its header and body and a digest of each;
+the labels of the head; and a digest over this line, its offset and its stream, so that a line
+copied from another place is not accepted.
 
 An entry is its header and body unchanged. Bytes that are not plain text (control characters,
 invalid UTF-8) and headers that look like a line of perdure's own are stored in base64 between
@@ -38,6 +37,7 @@ import binascii
 import hashlib
 import itertools
 import zlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -92,8 +92,9 @@ class FileHeader(NamedTuple):
 
 
 class EntryLayout(msgspec.Struct, array_like=True, frozen=True):
-    """One entry of a batch: the sizes of header and body as stored, and their digests."""
+    """One entry of a batch: its records, the sizes of header and body as stored, their digests."""
 
+    records: int
     header: int
     body: int
     header_digest: str
@@ -127,13 +128,19 @@ class StoredBatch(NamedTuple):
     pieces: Sequence[EntryLayout]
     starts: Sequence[int]
     """Offsets at which the lines of the entries begin."""
+    positions: Sequence[int]
+    """The first position of each entry, and the one after the last entry."""
     labels: frozenset[str]
     end: int
 
     @property
     def last(self) -> int:
-        """Position of the last entry."""
-        return self.first + len(self.pieces) - 1
+        """The last position of the last entry."""
+        return self.positions[-1] - 1
+
+    def covering(self, position: int) -> int:
+        """Return the number of the entry that covers a position; 0 for one before the batch."""
+        return max(bisect_right(self.positions, position) - 1, 0)
 
     @property
     def size(self) -> int:
@@ -247,7 +254,7 @@ def _parse_mark(text: bytes, stem: str) -> DurableMark | None:
     return mark if encode_mark(mark, stem) == text else None
 
 
-def encode_entry(header: bytes, body: bytes) -> tuple[bytes, EntryLayout]:
+def encode_entry(header: bytes, body: bytes, records: int = 1) -> tuple[bytes, EntryLayout]:
     """Encode an entry as a line; return it and the entry's sizes and digests."""
     form, length = "", 0
     if not _is_plain(body):
@@ -256,9 +263,8 @@ def encode_entry(header: bytes, body: bytes) -> tuple[bytes, EntryLayout]:
         if not form:
             length, body = len(body), _quote(body)
         form, header = "hb", _quote(header)
-    piece = EntryLayout(
-        len(header), len(body), short_digest(header), short_digest(body), form, length
-    )
+    digests = short_digest(header), short_digest(body)
+    piece = EntryLayout(records, len(header), len(body), *digests, form, length)
     return b"%b\t%b\n" % (header, body), piece
 
 
@@ -305,9 +311,9 @@ def encode_batch_line(
 ) -> bytes:
     """Encode the batch line for a given offset of a stream's file."""
     items = [
-        (p.header, p.body, p.header_digest, p.body_digest)
+        (p.records, p.header, p.body, p.header_digest, p.body_digest)
         if not p.form
-        else (p.header, p.body, p.header_digest, p.body_digest, p.form, p.length)
+        else (p.records, p.header, p.body, p.header_digest, p.body_digest, p.form, p.length)
         for p in pieces
     ]
     text = OWN_PREFIX + _encode((first, previous_size, items, labels))[:-1]
@@ -327,7 +333,11 @@ def parse_batch(stem: str, at: int, line: bytes) -> StoredBatch | None:
     except (msgspec.MsgspecError, UnicodeError):
         return None
     *starts, end = itertools.accumulate((p.size for p in pieces), initial=at + len(line))
-    return StoredBatch(at, first, previous_size, pieces, starts, frozenset(labels), end)
+    positions = [*itertools.accumulate((p.records for p in pieces), initial=first)]
+    if any(piece.records < 1 for piece in pieces):
+        return None
+    label_set = frozenset(labels)
+    return StoredBatch(at, first, previous_size, pieces, starts, positions, label_set, end)
 
 
 def _batch_digest(stem: str, at: int, text: bytes) -> bytes:

@@ -50,7 +50,7 @@ def encode_batch(
     previous_size: int,
 ) -> bytes:
     """Encode a batch for a given offset of the file."""
-    lines = [encode_entry(entry.header, entry.body or b"") for entry in entries]
+    lines = [encode_entry(entry.header, entry.body or b"", entry.records) for entry in entries]
     batch_header = encode_batch_line(
         location.stem,
         at=at,
@@ -195,12 +195,12 @@ def publish_file(
 
 
 def rewrite_file(locked_file: LockedFile, file: StreamFile, *, before: int) -> StreamFile:
-    """Replace a file by one without the entries before a position; durable on return.
+    """Replace a file by one without the entries that end before a position; durable on return.
 
     A reader that has the old file open can continue to read it.
     """
     disk, location = locked_file.disk, file.location
-    first = max(before, file.file_header.first)
+    first = _first_kept(file, max(before, file.file_header.first))
     new_file = publish_file(locked_file.group, location, first, _copy_batches(file, first))
     locked_file.exchange(new_file.locked_file)
     disk.sync_directory(location.directory)
@@ -208,17 +208,23 @@ def rewrite_file(locked_file: LockedFile, file: StreamFile, *, before: int) -> S
     return StreamFile(disk, locked_file.fd, location)
 
 
+def _first_kept(file: StreamFile, position: int) -> int:
+    """Return where the entry begins that covers a position."""
+    batch = file.seek(position)
+    return position if batch is None else batch.positions[batch.covering(position)]
+
+
 def _copy_batches(file: StreamFile, first: int) -> Iterator[tuple[int, bytes]]:
     at, previous_size = len(encode_file_header(file.location.name, first)), 0
     batch = file.seek(first)
     while batch is not None:
-        skipped = max(first - batch.first, 0)
+        skipped = batch.covering(first)
         pieces = batch.pieces[skipped:]
         batch_header = encode_batch_line(
             file.location.stem,
             at=at,
             previous_size=previous_size,
-            first=batch.first + skipped,
+            first=batch.positions[skipped],
             pieces=pieces,
             labels=sorted(batch.labels),
         )

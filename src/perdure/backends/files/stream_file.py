@@ -110,15 +110,18 @@ class StreamFile:
     # Entries.
 
     def forward(self, after: int, max_body: int, hint: int = 0) -> Iterator[tuple[Entry, int]]:
-        """Yield entries after a position, each with its batch's offset, usable as `hint` later."""
+        """Yield the entries that end after a position.
+
+        Each comes with the offset of its batch, which is usable as `hint` later.
+        """
         batch = self.seek(after + 1, hint)
         while batch is not None:
-            for number in range(max(after + 1 - batch.first, 0), len(batch.pieces)):
+            for number in range(batch.covering(after + 1), len(batch.pieces)):
                 yield self.entry(batch, number, max_body), batch.at
             batch = self.next_batch(batch)
 
     def backward(self, after: int, max_body: int, hint: int = 0) -> Iterator[tuple[Entry, int]]:
-        """Yield entries below a position, newest first; from the end if `after` is 0.
+        """Yield the entries that begin before a position, newest first; all if `after` is 0.
 
         Each comes with the offset of its batch, as in `forward`.
         """
@@ -127,14 +130,14 @@ class StreamFile:
         while current is not None:
             count = len(current.pieces)
             if after:
-                count = min(count, after - current.first)
+                count = min(count, current.covering(after - 1) + (current.first < after))
             for number in reversed(range(count)):
                 yield self.entry(current, number, max_body), current.at
             current = self.previous_batch(current)
 
     def entry(self, batch: StoredBatch, number: int, max_body: int) -> Entry:
         """Return an entry of a batch; a body longer than `max_body` is not read."""
-        position, piece = batch.first + number, batch.pieces[number]
+        position, piece = batch.positions[number], batch.pieces[number]
         if piece.header > 2 * HEADER_MAX:  # Twice as much has room for the encoding as text.
             raise self.damaged(position, "its header is too long")
         has_body = piece.body_length <= max_body
@@ -146,7 +149,7 @@ class StreamFile:
         )
         if header is None or not is_whole:
             raise self.damaged(position, "it was altered")
-        return Entry(position, header, body)
+        return Entry(position, header, body, piece.records)
 
     # Batches.
 
@@ -244,7 +247,7 @@ class StreamFile:
                 return expected
             if batch.end > self.size:
                 ends = [*batch.starts[1:], batch.end]
-                return batch.first + sum(end <= self.size for end in ends)
+                return batch.positions[sum(end <= self.size for end in ends)]
             at, expected = batch.end, batch.last + 1
         return 0
 

@@ -63,6 +63,7 @@ class PostgresBackend:
         judge = partial(store_guarantees, acceptance=acceptance, name=self.name)
         self.guarantees = prepare_store(parsed, judge)
         statements = build_statements(quote_identifier(parsed.schema))
+        self.tenant = parsed.tenant
         self._queries = StoreQueries(statements, parsed.tenant, channel_name(parsed))
         self._operations = Operations(self._queries, parsed)
         self._pool = PostgresPool(parsed)
@@ -113,7 +114,8 @@ class PostgresBackend:
             if page.is_last:
                 return
             remaining -= len(page.entries)
-            after = page.entries[-1].position
+            last = page.entries[-1]
+            after = last.position if reverse else last.last
 
     def streams(
         self,

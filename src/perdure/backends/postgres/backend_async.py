@@ -66,6 +66,7 @@ class AsyncPostgresBackend:
         judge = partial(store_guarantees, acceptance=acceptance, name=self.name)
         self.guarantees = prepare_store(parsed, judge)
         statements = build_statements(quote_identifier(parsed.schema))
+        self.tenant = parsed.tenant
         self._queries = StoreQueries(statements, parsed.tenant, channel_name(parsed))
         self._operations = AsyncOperations(self._queries, parsed)
         self._pool = AsyncPostgresPool(parsed)
@@ -119,7 +120,8 @@ class AsyncPostgresBackend:
             if page.is_last:
                 return
             remaining -= len(page.entries)
-            after = page.entries[-1].position
+            last = page.entries[-1]
+            after = last.position if reverse else last.last
 
     async def streams(
         self,

@@ -92,8 +92,8 @@ class Operations:
         rows = connection.fetch(self._queries.inspect(missed))
         retries: list[tuple[bytes, Append]] = []
         already_stored: list[str] = []
-        for (key, append), (head, headers) in zip(missed, stored_heads(rows, missed), strict=True):
-            outcome, missing = decide(append, head, lambda *_, found=headers: found)
+        for (key, append), (head, entries) in zip(missed, stored_heads(rows, missed), strict=True):
+            outcome, missing = decide(append, head, lambda *_, found=entries: found)
             if missing:
                 previous = append.previous if head is None else head.digest
                 retries.append((key, append._replace(entries=missing, previous=previous)))

@@ -127,7 +127,7 @@ class HeadLabelCache:
         """Remember the labels that a head has now."""
         if len(self._cached) >= LABEL_CACHE_MAX:
             self._cached = {}  # Only a cache: forgetting costs a slower statement.
-        self._cached[key] = (append.entries[-1].position, append.labels)
+        self._cached[key] = (append.entries[-1].last, append.labels)
 
     def forget(self, key: bytes) -> None:
         """Forget the labels of a head."""
@@ -163,13 +163,14 @@ class StoreQueries:
                 [0 if append.begins else append.entries[0].position - 1 for _, append in batch]
             ),
             TextArray([append.previous.encode() for _, append in batch]),
-            BigintArray([last.position for last in lasts]),
+            BigintArray([last.last for last in lasts]),
             TextArray([digest_of(last.header).encode() for last in lasts]),
             ByteaArray([_labels_column(append.labels) for _, append in batch]),
             BooleanArray(relabels),
         )
         entries = (
             ByteaArray([key for key, _ in rows]),
+            BigintArray([entry.last for _, entry in rows]),
             BigintArray([entry.position for _, entry in rows]),
             ByteaArray([entry.header for _, entry in rows]),
             ByteaArray([entry.body or b"" for _, entry in rows]),
@@ -191,9 +192,10 @@ class StoreQueries:
         """Continue one stream whose labels do not change."""
         entries, last = append.entries, append.entries[-1]
         parameters = (
-            *(last.position, digest_of(last.header)),
+            *(last.last, digest_of(last.header)),
             *(self.tenant, append.stream.encode(), entries[0].position - 1, append.previous),
             *(_labels_column(append.labels), self.tenant),
+            BigintArray([entry.last for entry in entries]),
             BigintArray([entry.position for entry in entries]),
             ByteaArray([entry.header for entry in entries]),
             ByteaArray([entry.body or b"" for entry in entries]),
@@ -207,7 +209,7 @@ class StoreQueries:
             ByteaArray([key for key, _ in missed]),
             ByteaArray([append.stream.encode() for _, append in missed]),
             BigintArray([append.entries[0].position - 1 for _, append in missed]),
-            BigintArray([append.entries[-1].position for _, append in missed]),
+            BigintArray([append.entries[-1].last for _, append in missed]),
             *(self.tenant, self.tenant),
         )
         return Query(self.sql.inspect, parameters)
@@ -253,11 +255,11 @@ def split_batches(items: list[tuple[bytes, Append]]) -> Iterator[list[tuple[byte
 
 def stored_heads(
     rows: list[Row], items: list[tuple[bytes, Append]]
-) -> list[tuple[Head | None, list[bytes]]]:
-    """Return for each stream its head, without labels, and the headers at its positions."""
+) -> list[tuple[Head | None, list[Entry]]]:
+    """Return for each stream its head, without labels, and the entries at its positions."""
     heads: list[Head | None] = [None] * len(items)
-    headers: list[list[bytes]] = [[] for _ in items]
-    for number, stream, end, digest, position, header in rows:
+    entries: list[list[Entry]] = [[] for _ in items]
+    for number, stream, end, digest, position, first, header in rows:
         key, append = items[number - 1]
         if stream is not None and stream != key:
             raise DamagedError(append.stream, 0, "its name does not belong to its key")
@@ -269,8 +271,8 @@ def stored_heads(
             raise DamagedError(append.stream, 0, "it has entries and no head")
         if position > end:
             raise DamagedError(append.stream, end + 1, "entries exist after its head")
-        headers[number - 1].append(header)
-    return list(zip(heads, headers, strict=True))
+        entries[number - 1].append(Entry(first, header, None, position - first + 1))
+    return list(zip(heads, entries, strict=True))
 
 
 def _labels_column(labels: frozenset[str]) -> bytes:
@@ -306,8 +308,10 @@ class StreamPage:
             after = UNLIMITED
         statement = queries.sql.reverse if self._reverse else queries.sql.forward
         name, bound = check_name(self._stream), self._max_body
-        entries = (queries.tenant, queries.key(self._stream), after, self._size)
-        return Query(statement, (queries.tenant, name, bound, bound, *entries, PAGE_BYTES))
+        place = (queries.tenant, queries.key(self._stream))
+        start = (*place, after, after) if self._reverse else (after,)
+        parameters = (queries.tenant, name, bound, bound, *place, *start, self._size, PAGE_BYTES)
+        return Query(statement, parameters)
 
     def load(self, rows: list[Row]) -> None:
         """Set the entries from the rows of the query; raise DamagedError if they do not fit.
@@ -315,7 +319,7 @@ class StreamPage:
         The entries before the damage are set even then.
         """
         stream, head = rows[0][:2]
-        entries = [Entry(*row[2:5]) for row in rows if row[2] is not None]
+        entries = [Entry(*row[2:6]) for row in rows if row[2] is not None]
         is_long = [entry.header is None for entry in entries]  # The statement leaves those out.
         self.entries = entries[: is_long.index(True)] if any(is_long) else entries
         if stream is not None and stream != self._queries.key(self._stream):
@@ -325,16 +329,16 @@ class StreamPage:
         if len(self.entries) < len(entries):
             position = entries[len(self.entries)].position
             raise DamagedError(self._stream, position, "its header is too long")
-        count = rows[0][5] or 0
+        count = rows[0][6] or 0
         self.is_last = len(self.entries) == count < self._size
         if head is not None:
             self._check(head)
 
     def _check(self, head: int) -> None:
         """Check the page against the head: the last entry is never dropped, so it must exist."""
-        highest = max((entry.position for entry in self.entries), default=self._after)
+        highest = max((entry.last for entry in self.entries), default=self._after)
         if self.entries and highest > head:
-            self.entries = [entry for entry in self.entries if entry.position <= head]
+            self.entries = [entry for entry in self.entries if entry.last <= head]
             raise DamagedError(self._stream, head + 1, "entries exist after its head")
         reaches_end = not self._after if self._reverse else self.is_last
         if reaches_end and highest < head:

@@ -68,10 +68,12 @@ TABLES = (
     HEAD_LIVE,
     HEAD_LIVE_CHANGED,
     HEAD_DELETED,
+    # `position` is that of the last record, as in `head`; `first` that of the first one.
     """create table {schema}.entry (
   stream bytea not null,
   position bigint not null,
   tenant text not null,
+  first bigint not null,
   header bytea not null,
   body bytea not null,
   primary key (tenant, stream, position))""",
@@ -131,6 +133,11 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "alter table {schema}.label add column value bytea not null default ''",
         "drop index {schema}.label_present",
         LABEL_VALUE,
+    ),
+    6: (
+        "alter table {schema}.entry add column first bigint",
+        "update {schema}.entry set first = position",
+        "alter table {schema}.entry alter column first set not null",
     ),
 }
 

@@ -62,10 +62,10 @@ with new as (
   where head.position = -excluded.changed
   returning head.stream
 ), written as (
-  insert into {schema}.entry (tenant, stream, position, header, body)
-  select %b::text, entry.stream, entry.position, entry.header, entry.body
-  from unnest(%b::bytea[], %b::bigint[], %b::bytea[], %b::bytea[])
-    as entry (stream, position, header, body)
+  insert into {schema}.entry (tenant, stream, position, first, header, body)
+  select %b::text, entry.stream, entry.position, entry.first, entry.header, entry.body
+  from unnest(%b::bytea[], %b::bigint[], %b::bigint[], %b::bytea[], %b::bytea[])
+    as entry (stream, position, first, header, body)
   where entry.stream in (select stream from taken)
 )"""
 
@@ -80,9 +80,10 @@ with taken as (
     and head.digest = %b::text and head.labels = %b::bytea
   returning head.stream
 ), written as (
-  insert into {schema}.entry (tenant, stream, position, header, body)
-  select %b::text, taken.stream, entry.position, entry.header, entry.body
-  from taken, unnest(%b::bigint[], %b::bytea[], %b::bytea[]) as entry (position, header, body)
+  insert into {schema}.entry (tenant, stream, position, first, header, body)
+  select %b::text, taken.stream, entry.position, entry.first, entry.header, entry.body
+  from taken, unnest(%b::bigint[], %b::bigint[], %b::bytea[], %b::bytea[])
+    as entry (position, first, header, body)
 )"""
 
 
@@ -135,7 +136,8 @@ _NOTIFY = "select pg_notify(%b::text, notice.stream) from unnest(%b::text[]) as 
 
 # A consistent view of heads and of the entries at some positions; at least one row per stream.
 _INSPECT = """
-select ask.number, head.stream, head.position, head.digest, entry.position, entry.header
+select ask.number, head.stream, head.position, head.digest,
+  entry.position, entry.first, entry.header
 from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::bigint[])
   with ordinality as ask (stream, name, first, last, number)
 left join lateral (
@@ -143,9 +145,10 @@ left join lateral (
   where tenant = %b::text and name = ask.name limit 1
 ) as head on true
 left join lateral (
-  select position, header from {schema}.entry
-  where tenant = %b::text and stream = ask.stream and position between ask.first and ask.last
-  order by position offset 0
+  select position, first, header from {schema}.entry
+  where tenant = %b::text and stream = ask.stream and position >= ask.first
+    and entry.first <= ask.last
+  order by position limit ask.last - ask.first + 1
 ) as entry on true
 order by ask.number, entry.position"""
 
@@ -165,28 +168,36 @@ cross join lateral (
 
 # A page ends where the sum of its bodies exceeds the limit; the first entry always fits.
 _READ = """
-select head.stream, head.position, entry.position,
+select head.stream, head.position, entry.first,
   case when octet_length(entry.header) <= {header_max} then entry.header end,
-  entry.body, entry.many
+  entry.body, entry.position - entry.first + 1, entry.many
 from (select 1) as one (nothing)
 left join {schema}.head as head on head.tenant = %b::text and head.name = %b::bytea
 left join lateral (
-  select position, header, case when short then body end as body, many
+  select position, first, header, case when short then body end as body, many
   from (
-    select position, header, body, octet_length(body) <= %b::bigint as short,
+    select position, first, header, body, octet_length(body) <= %b::bigint as short,
       sum(octet_length(header) + case when octet_length(body) <= %b::bigint
         then octet_length(body) else 0 end) over (order by position {order}) as total,
       row_number() over (order by position {order}) as number,
       count(*) over () as many
     from (
-      select position, header, body from {schema}.entry
-      where tenant = %b::text and stream = %b::bytea and position {beyond} %b::bigint
+      select position, first, header, body from {schema}.entry
+      where tenant = %b::text and stream = %b::bytea and {beyond}
       order by position {order} limit %b::bigint
     ) as near
   ) as counted
   where total <= %b::bigint or number = 1
 ) as entry on true
 order by entry.position {order}"""
+
+
+# From the entry that covers the position before this one, which may end after it.
+_BEGINS_BEFORE = """position <= coalesce((
+        select position from {schema}.entry
+        where tenant = %b::text and stream = %b::bytea and position >= %b::bigint - 1
+        order by position limit 1), 9223372036854775807)
+      and first < %b::bigint"""
 
 
 _COLUMNS = "head.name, head.position, head.digest, head.labels, head.changed, head.stream"
@@ -428,8 +439,8 @@ def build_statements(schema: str) -> Statements:
         append_next=text(_APPEND_NEXT + _APPEND_RESULT),
         inspect=text(_INSPECT),
         confirm_durable=text(_CONFIRM_DURABLE),
-        forward=text(_READ, order="", beyond=">"),
-        reverse=text(_READ, order="desc", beyond="<"),
+        forward=text(_READ, order="", beyond="position > %b::bigint"),
+        reverse=text(_READ, order="desc", beyond=text(_BEGINS_BEFORE)),
         streams=listing(text(_STREAMS, lives=""), "head.name"),
         streams_live=listing(text(_STREAMS, lives=lives), "head.name"),
         labelled=listing(text(_LABELLED), "head.name"),

@@ -59,15 +59,15 @@ T = TypeVar("T")
 
 
 HEADERS = (
-    f"select {HEADER} from entry"  # noqa: S608 - constant
-    " where stream = ? and position between ? and ? order by position"
+    f"select first, position, {HEADER} from entry"  # noqa: S608 - constant
+    " where stream = ? and position >= ? and first <= ? order by position limit ?"
 )
 
-ADD_ENTRY = "insert into entry (stream, position, header, body) values (?, ?, ?, ?)"
+ADD_ENTRY = "insert into entry (stream, position, first, header, body) values (?, ?, ?, ?, ?)"
 
 ADD_TEXT = (
-    "insert into entry (stream, position, header, body)"
-    " values (?, ?, cast(? as text), cast(? as text))"
+    "insert into entry (stream, position, first, header, body)"
+    " values (?, ?, ?, cast(? as text), cast(? as text))"
 )
 
 ADD_HEAD = "insert into head (position, digest, labels, id, name) values (?, ?, ?, ?, ?)"
@@ -223,7 +223,8 @@ class SqliteBackend:
             if page.is_last:
                 return
             remaining -= len(page.entries)
-            after = page.entries[-1].position
+            last = page.entries[-1]
+            after = last.position if reverse else last.last
 
     def streams(
         self,
@@ -385,15 +386,16 @@ def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append)
     stream, entries, _, previous = append
     if not previous:
         return False
-    (first, _, _), (last, last_header, _) = entries[0], entries[-1]
-    head = (last, digest_of(last_header), key, stream, first - 1, labels, previous)
+    first, last = entries[0].position, entries[-1]
+    end = last.position + last.records - 1
+    head = (end, digest_of(last.header), key, stream, first - 1, labels, previous)
     db.execute(CONTINUE_STREAM, head)
     if db.changes() == 0:
         return False
-    rows: list[tuple[int, int, bytes, bytes | None]] = []
+    rows: list[tuple[int, int, int, bytes, bytes | None]] = []
     parts: list[bytes] = []
-    for position, header, body in entries:
-        rows.append((key, position, header, body))
+    for position, header, body, records in entries:
+        rows.append((key, position + records - 1, position, header, body))
         parts += header, body or b""
     joined = b"\n".join(parts)  # If it is text, each part is: no UTF-8 sequence spans a newline.
     if (joined.isascii() and b"\0" not in joined) or is_text(joined):  # Most entries are ASCII.
@@ -406,14 +408,14 @@ def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append)
 def _append_checked(appends: Sequence[Append], db: apsw.Connection) -> list[Outcome]:
     """Decide on each append, then write all: few driver calls, as each releases the GIL."""
     outcomes: list[Outcome] = []
-    entry_rows: list[tuple[int, int, str | bytes, str | bytes]] = []
+    entry_rows: list[tuple[int, int, int, str | bytes, str | bytes]] = []
     new_heads: list[tuple[int, str, str, int, str]] = []
     moved_heads: list[tuple[int, str, int, str]] = []
     relabeled: list[tuple[str, int]] = []
     for append in appends:
         stream, labels, key = append.stream, append.labels, stream_key(append.stream)
         head = read_head(db, stream, key)
-        outcome, missing = decide(append, head, functools.partial(_stored_headers, db, key))
+        outcome, missing = decide(append, head, functools.partial(_stored_entries, db, key))
         outcomes.append(outcome)
         if missing:
             entry_rows += _entry_rows(key, missing)
@@ -421,9 +423,9 @@ def _append_checked(appends: Sequence[Append], db: apsw.Connection) -> list[Outc
             digest = digest_of(last.header)
             text = _labels_text(append)
             if head is None:
-                new_heads.append((last.position, digest, text, key, stream))
+                new_heads.append((last.last, digest, text, key, stream))
             else:
-                moved_heads.append((last.position, digest, key, stream))
+                moved_heads.append((last.last, digest, key, stream))
                 relabeled += [(text, key)] if head.labels != labels else []
             _relabel(db, stream, frozenset() if head is None else head.labels, labels)
     for statement, rows in (
@@ -439,9 +441,9 @@ def _append_checked(appends: Sequence[Append], db: apsw.Connection) -> list[Outc
 
 def _entry_rows(
     key: int, entries: Sequence[Entry]
-) -> list[tuple[int, int, str | bytes, str | bytes]]:
+) -> list[tuple[int, int, int, str | bytes, str | bytes]]:
     return [
-        (key, entry.position, text_or_bytes(entry.header), text_or_bytes(entry.body))
+        (key, entry.last, entry.position, text_or_bytes(entry.header), text_or_bytes(entry.body))
         for entry in entries
     ]
 
@@ -450,8 +452,10 @@ def _labels_text(append: Append) -> str:
     return msgspec.json.encode(sorted(append.labels)).decode() if append.labels else "[]"
 
 
-def _stored_headers(db: apsw.Connection, key: int, first: int, last: int) -> list[bytes]:
-    return [row[0] for row in db.execute(HEADERS, (key, first, last))]
+def _stored_entries(db: apsw.Connection, key: int, first: int, last: int) -> list[Entry]:
+    """Return the entries that cover any of these positions, without their bodies."""
+    rows = db.execute(HEADERS, (key, first, last, last - first + 1))  # No more can overlap.
+    return [Entry(begin, header or b"", None, end - begin + 1) for begin, end, header in rows]
 
 
 def _relabel(db: apsw.Connection, stream: str, old: frozenset[str], new: frozenset[str]) -> None:

@@ -33,8 +33,8 @@ create temp trigger if not exists arrival instead of insert on arriving begin
         where head.name = new_head.value->>1 and head.position = new_head.value->>2
         and head.labels = new_head.value->>3 and head.digest = new_head.value->>7
     );
-    insert into entry (stream, position, header, body)
-        select value->>0, value->>1,
+    insert into entry (stream, position, first, header, body)
+        select value->>0, value->>1, value->>6,
             cast(substr(new.data, value->>2, value->>3) as text),
             cast(substr(new.data, value->>4, value->>5) as text)
         from json_each(new.spans);
@@ -83,7 +83,7 @@ class LabelCache:
         """Return the appends as parameters, or None if one needs the general path."""
         cached = self.cached
         heads: list[tuple[int, str, int, str, int, str, str, str]] = []
-        spans: list[tuple[int, int, int, int, int, int]] = []
+        spans: list[tuple[int, int, int, int, int, int, int]] = []
         chunks: list[bytes] = []
         offset = 1  # SQL's substr() counts from 1.
         for key, labels, append in appends:
@@ -91,14 +91,15 @@ class LabelCache:
             old_labels = cached.get(key)
             if not previous or old_labels is None:
                 return None
-            for position, header, given in entries:
+            end = old_head = entries[0].position - 1
+            for first, header, given, records in entries:
                 body = given or b""
                 middle = offset + len(header)
-                spans.append((key, position, offset, len(header), middle, len(body)))
+                end += records
+                spans.append((key, end, offset, len(header), middle, len(body), first))
                 chunks += (header, body)
                 offset = middle + len(body)
-            last, old_head = entries[-1], entries[0].position - 1
-            digest, end = digest_of(last.header), last.position
+            digest = digest_of(entries[-1].header)
             heads.append((key, stream, old_head, old_labels, end, digest, labels, previous))
         if offset > BATCH_BYTES_MAX:
             return None

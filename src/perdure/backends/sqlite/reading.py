@@ -203,13 +203,16 @@ PAGE_BYTES = 2**20  # bytes; long bodies end a page early, so that memory stays 
 
 
 READ_FORWARD = (
-    f"select position, {HEADER}, octet_length(body),"  # noqa: S608 - constant
-    " case when octet_length(body) <= ? then cast(body as blob) end"
-    " from entry where stream = ? and position > ? order by position limit ?"
+    f"select first, position, {HEADER}, octet_length(body),"  # noqa: S608 - constant
+    " case when octet_length(body) <= ?1 then cast(body as blob) end"
+    " from entry where stream = ?2 and position > ?3 order by position limit ?4"
 )
 
-READ_REVERSE = READ_FORWARD.replace("position > ?", "position < ?").replace(
-    "order by position", "order by position desc"
+# Up to the entry that covers the position before `after`, which may end after it.
+READ_REVERSE = READ_FORWARD.replace(
+    "position > ?3 order by position",
+    "position <= coalesce((select position from entry where stream = ?2 and position >= ?3 - 1"
+    " order by position limit 1), ?3) and first < ?3 order by position desc",
 )
 
 
@@ -227,8 +230,9 @@ class EntryPage:
 
     @property
     def next_position(self) -> int:
-        last = self.entries[-1].position if self.entries else self.after
-        return max(last - 1 if self.reverse else last + 1, 0)
+        if self.reverse:
+            return max((self.entries[-1].position if self.entries else self.after) - 1, 0)
+        return (self.entries[-1].last if self.entries else self.after) + 1
 
     def load(self, db: apsw.Connection) -> None:
         key = stream_key(self.stream)
@@ -250,7 +254,7 @@ class EntryPage:
 
         `drop` never removes the last entry, so that a missing one is always damage.
         """
-        highest = max((entry.position for entry in self.entries), default=self.after)
+        highest = max((entry.last for entry in self.entries), default=self.after)
         if self.entries and highest > head:
             raise DamagedError(self.stream, head + 1, "entries exist after its head")
         reaches_end = not self.after if self.reverse else self.is_last
@@ -274,12 +278,18 @@ class EntryPage:
         self.is_last = len(self.entries) < self.size
 
     def _entry(self, row: tuple[Any, ...]) -> Entry:
-        position, header, size, body = row
-        if not (isinstance(position, int) and isinstance(header, bytes) and isinstance(size, int)):
+        first, last, header, size, body = row
+        if not (isinstance(last, int) and isinstance(header, bytes) and isinstance(size, int)):
             reason = "a column has the wrong type, or its header is too long"
             raise DamagedError(self.stream, self.next_position, reason)
+        if not isinstance(first, int) or not 1 <= first <= last:
+            raise DamagedError(
+                self.stream, self.next_position, "its positions contradict themselves"
+            )
         # A damaged index may lead back: reading would never end.
-        last = self.entries[-1].position if self.entries else self.after
-        if last and (position >= last if self.reverse else position <= last):
+        before = self.entries[-1] if self.entries else None
+        if before and (last >= before.position if self.reverse else first <= before.last):
             raise DamagedError(self.stream, self.next_position, "its entries are not in order")
-        return Entry(position, header, body)
+        if not before and not self.reverse and last <= self.after:
+            raise DamagedError(self.stream, self.next_position, "its entries are not in order")
+        return Entry(first, header, body, last - first + 1)

@@ -44,7 +44,12 @@ NEWEST = "select rowid, position from entry where stream = ? order by position d
 
 OLDEST = "select position from entry where stream = ? order by position limit 1"
 
-ROWID = "select rowid from entry where stream = ? and position = ?"
+ROWID = "select rowid from entry where stream = ? and position >= ? order by position limit 1"
+
+COUNT_ROWS = (
+    "select count(*) from entry indexed by entry_place"
+    " where stream = ? and position >= ? and position < ?"
+)
 
 
 NAME_RANGE = " name >= ? and name < cast(? as text) order by name limit ?"
@@ -171,11 +176,12 @@ def lowest_contiguous(db: apsw.Connection, before: int, streams: list[int]) -> i
 
 def _count_rows(db: apsw.Connection, stream: int, first: int, last: int) -> int:
     """Return how many rows of a stream have rowids from `first` up to, but excluding, `last`."""
-    return _position_at(db, stream, last) - _position_at(db, stream, first)
+    low, high = _position_at(db, stream, first), _position_at(db, stream, last)
+    return int(db.execute(COUNT_ROWS, (stream, low, high)).get)
 
 
 def _position_at(db: apsw.Connection, stream: int, rowid: int) -> int:
-    """Return the lowest position of a stream whose rowid is at least this one.
+    """Return the lowest position of a stream whose row has at least this rowid.
 
     A stream's positions have no gaps, and its rowids grow with them.
     """

@@ -17,7 +17,7 @@ import apsw
 import msgspec
 
 from perdure.backends.digests import digest_of
-from perdure.backends.protocol import HALF_COPIED, HEADER_MAX, Head
+from perdure.backends.protocol import HALF_COPIED, HEADER_MAX, Entry, Head
 from perdure.backends.sqlite import schema
 from perdure.backends.sqlite.backend import ADD_ENTRY, ADD_HEAD, ADD_LABEL, text_or_bytes
 from perdure.backends.sqlite.log_check import LogFile
@@ -31,7 +31,7 @@ FILE_HEADER = 100  # bytes at the start of the first page
 
 PAYLOAD_MAX = 64 * 2**20  # bytes of a row; more is not a row of ours
 
-COLUMNS = 5  # of `head` and of `entry`
+HEAD_COLUMNS, ENTRY_COLUMNS = 5, 6
 
 
 PARTIAL = frozenset({HALF_COPIED})
@@ -49,6 +49,7 @@ HEADERS_OF = "select position, cast(header as blob) from entry where stream = ? 
 class EntryRow(NamedTuple):
     stream: int
     position: int
+    first: int
     header: bytes
     body: bytes
 
@@ -175,15 +176,16 @@ def _decode_row(rowid: int, payload: bytes) -> EntryRow | HeadRow | None:
     while at < end:
         kind, at = _varint(payload, at)
         types.append(kind)
-    if len(types) != COLUMNS or types[0] != 0:
+    if len(types) not in (HEAD_COLUMNS, ENTRY_COLUMNS) or types[0] != 0:
         return None
     values: list[int | bytes] = []
     for kind in types[1:]:
         value, at = _value(payload, at, kind)
         values.append(value)
     match values:
-        case [int(stream), int(position), bytes(header), bytes(body)]:
-            return EntryRow(stream, position, header, body) if len(header) <= HEADER_MAX else None
+        case [int(stream), int(position), int(first), bytes(header), bytes(body)]:
+            is_entry = len(header) <= HEADER_MAX and 1 <= first <= position
+            return EntryRow(stream, position, first, header, body) if is_entry else None
         case [bytes(name), int(position), bytes(digest), bytes(labels)]:
             return HeadRow(rowid, name, position, digest, labels)
     return None
@@ -209,8 +211,8 @@ class Journal(NamedTuple):
 
     name_of: Callable[[bytes], str | None]
     """Returns the name in the header of a stream's first entry, None for any other header."""
-    is_right: Callable[[int, bytes, bytes], bool]
-    """Returns whether a position, a header and a body belong together."""
+    is_right: Callable[[Entry], bool]
+    """Returns whether the positions, the header and the body of an entry belong together."""
 
 
 def rebuild_store(path: str, target: str, journal: Journal) -> Recovered:
@@ -263,7 +265,8 @@ def _write_entries(new: apsw.Connection, reader: PageReader, journal: Journal) -
     for row in reader.rows():
         if isinstance(row, EntryRow):
             # The same entry may be on two pages, one of them damaged: the right one stays.
-            is_right = journal.is_right(row.position, row.header, row.body)
+            records = row.position - row.first + 1
+            is_right = journal.is_right(Entry(row.first, row.header, row.body, records))
             new.execute(ADD_RIGHT if is_right else ADD_ANY, _entry_columns(row))
         elif (head := _decode_head(row)) is not None:
             known = heads.get(row.key)
@@ -272,8 +275,9 @@ def _write_entries(new: apsw.Connection, reader: PageReader, journal: Journal) -
     return heads
 
 
-def _entry_columns(row: EntryRow) -> tuple[int, int, str | bytes, str | bytes]:
-    return row.stream, row.position, text_or_bytes(row.header), text_or_bytes(row.body)
+def _entry_columns(row: EntryRow) -> tuple[int, int, int, str | bytes, str | bytes]:
+    header, body = text_or_bytes(row.header), text_or_bytes(row.body)
+    return row.stream, row.position, row.first, header, body
 
 
 def _decode_head(row: HeadRow) -> Head | None:

@@ -92,12 +92,27 @@ TABLES = {
     "head_name": "CREATE INDEX head_name on head (name)",
     "head_live": f"CREATE INDEX head_live on head (name) where labels <> {DELETED_LABELS}",
     # A rowid table grows at its end. WITHOUT ROWID would put long rows on overflow pages.
+    # `position` is that of the last record, as in `head`; `first` that of the first one.
     "entry": "CREATE TABLE entry (rowid integer primary key, stream integer not null,"
-    " position integer not null, header text not null, body text not null)",
+    " position integer not null, first integer not null, header text not null,"
+    " body text not null)",
     "entry_place": "CREATE UNIQUE INDEX entry_place on entry (stream, position)",
     "label": "CREATE TABLE label (label text not null, name text not null,"
     " stream integer not null, primary key (label, name)) without rowid",
 }
+
+# For people with the `sqlite3` shell: perdure itself does not use it. Lengths count bytes, so the
+# bodies are cut from a blob. Sealed and erased ones have no payload.
+TABLES["record"] = (
+    "CREATE VIEW record as select session, position, kind, id, time,"
+    " case when suite = 'plain' and body <> '' then body->1 end as payload,"
+    " case when suite = 'plain' and body <> '' then body->>2 end as caller_id"
+    " from (select head.name as session, entry.first + item.key as position,"
+    " header->>1 as suite, item.value->>0 as kind, item.value->>1 as id, header->>5 as time,"
+    " trim(cast(substr(cast(body as blob), 1 + (select total(before.value->>2) from"
+    " json_each(header, '$[8]') as before where before.key < item.key), item.value->>2) as text))"
+    " as body from entry join head on head.id = stream, json_each(header, '$[8]') as item)"
+)
 
 COUNT_TABLES = "select count(*) from sqlite_schema"
 

@@ -139,7 +139,7 @@ class DemoView:
             return "not verified"
         digest = verdict.verified.digest
         head = f"{digest[:8]}...{digest[-8:]}"
-        return f"verified, {verdict.verified.entries} entries, head {head}"
+        return f"verified, {verdict.verified.records} records, head {head}"
 
     def _doubled(self, runs: Sequence[ProcessRun], verdict: DemoVerdict) -> str:
         resent = sum(run.again for run in runs)
@@ -182,9 +182,9 @@ class DemoView:
         return shell_command("perdure", "show", ids=[self.session], options=options)
 
     def _query(self) -> Iterator[str]:
-        select = "select position, header->>7, body->1 from entry"
+        select = "select position, kind, payload from record"
         select = f'sqlite3 {shell_word(self.store)} "{select}'
-        condition = f"where stream = (select id from head where name = '{self.session}')\""  # noqa: S608 - printed for the user, not run
+        condition = f"where session = '{self.session}'\""
         if len(select) + len(condition) + INDENT < terminal_width():
             yield f"{select} {condition}"
         else:

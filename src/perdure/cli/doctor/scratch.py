@@ -11,7 +11,15 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from perdure.backends.protocol import DELETED, REMOVE, Append, Backend, Entry, require_remove
+from perdure.backends.protocol import (
+    DELETED,
+    REMOVE,
+    Append,
+    Backend,
+    Entry,
+    require_remove,
+    tenant_of,
+)
 from perdure.errors import PerdureError
 from perdure.journal import chain, codec
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
@@ -55,10 +63,10 @@ class ScratchSession:
         """Return a new, unique entry that continues the stream at `tip`."""
         content = Deleted(reason=REASON)
         draft = PendingRecord(f".{random_text()}", content, codec.encode(content))
-        stream = StreamIdentity(name or self.name, "perdure-doctor")
+        stream = StreamIdentity(name or self.name, "perdure-doctor", tenant_of(self.backend))
         at = chain.timestamp(time.time())
-        entries, _ = chain.link_entries(stream, tip, [draft], time=at, cipher=PlainCipher())
-        return entries[0]
+        entry, _ = chain.link_entry(stream, tip, [draft], time=at, cipher=PlainCipher())
+        return entry
 
     def append(self) -> Append:
         """Return an append at the next position."""
@@ -67,7 +75,7 @@ class ScratchSession:
     def advance(self, append: Append) -> None:
         """Advance the tip after a stored append."""
         last = append.entries[-1]
-        self.tip = ChainTip(last.position, chain.entry_digest(last))
+        self.tip = ChainTip(last.last, chain.entry_digest(last))
 
     def __enter__(self) -> Self:
         return self
@@ -111,10 +119,10 @@ def find_leftovers(backend: Backend) -> list[str]:
 def _age(name: str, entry: Entry) -> float:
     """Return the age of a doctor's entry in seconds; any other entry is never old enough."""
     try:
-        linked = chain.verify_entry(name, entry)
-        content = chain.decode_content(name, linked, PlainCipher())
-        record = chain.to_record(name, linked, content)
+        linked = chain.verify_entry(name, entry).records[0]
+        decoded = chain.decode_record(name, linked, PlainCipher())
+        record = chain.to_record(name, linked, decoded)
     except PerdureError:
         return -float("inf")
-    is_scratch = content == Deleted(reason=REASON)
+    is_scratch = decoded.content == Deleted(reason=REASON)
     return time.time() - record.time.timestamp() if is_scratch else -float("inf")

@@ -41,7 +41,7 @@ Examples:
 
 \b
 With --json, each line is an object: session, state (ok, damaged, or newer if
-a newer perdure wrote it), entries, position, digest, torn, half_copied (an
+a newer perdure wrote it), records, position, digest, half_copied (an
 incomplete copy), first_bad (a position, or null if the damage is not in one
 entry) and problems, each with position and reason. The state is salvaged for
 what --salvage read from the pages of a damaged SQLite file. Unless ids are

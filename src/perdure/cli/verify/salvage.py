@@ -12,12 +12,7 @@ from perdure.cli.rendering import damage_json, record_json
 from perdure.cli.salvage import rebuilt
 from perdure.cli.stores import opened
 from perdure.cli.verify.view import SessionResult
-from perdure.errors import (
-    DamagedError,
-    IncompleteBatchError,
-    NotFoundError,
-    VersionError,
-)
+from perdure.errors import DamagedError, NotFoundError, VersionError
 from perdure.sync.store import Store
 from perdure.sync.verify import list_heads
 
@@ -63,10 +58,9 @@ def examine_damage(
         damage.append(error)
     except (NotFoundError, VersionError) as error:
         damage.append(DamagedError(session, 0, str(error)))
-    # The same damage can be reported more than once.
-    damage = [problem for problem in damage if not isinstance(problem, IncompleteBatchError)]
     if not damage and first_error is not None:
         damage = [first_error]
+    # The same damage can be reported more than once.
     problems = list({(problem.position, problem.reason): problem for problem in damage}.values())
     for problem in problems:
         salvage.write(damage_json(session, problem))

@@ -33,10 +33,9 @@ def result_json(result: SessionResult) -> dict[str, Any]:
     return {
         "session": result.session,
         "state": result.state,
-        "entries": verified.entries if verified else None,
+        "records": verified.records if verified else None,
         "position": verified.position if verified else None,
         "digest": verified.digest if verified else None,
-        "torn": verified.torn if verified else None,
         "half_copied": verified.half_copied if verified else None,
         "complete_from": verified.complete_from if verified else None,
         "first_bad": result.first_bad,
@@ -49,12 +48,12 @@ def result_json(result: SessionResult) -> dict[str, Any]:
 def print_result(result: SessionResult) -> None:
     name = safe(result.session)
     if result.state == "ok":
-        entries = plural(result.verified.entries, "entry") if result.verified else "deleted"
+        size = plural(result.verified.records, "record") if result.verified else "deleted"
         half = result.verified is not None and result.verified.half_copied
         missing = "; an incomplete copy: copy it again" if half else ""
         if result.verified is not None and result.verified.complete_from > 1:
             missing = f", complete from {result.verified.complete_from}{missing}"
-        echo(Text.assemble(("OK", "green"), f"       {name}  {entries}{missing}"))
+        echo(Text.assemble(("OK", "green"), f"       {name}  {size}{missing}"))
         return
     if result.state == "newer":
         echo(Text.assemble(("NEWER", "yellow"), f"    {name}  {safe(result.reason)}"))

@@ -27,7 +27,7 @@ from perdure.core.state.effects import INTENDED, UNKNOWN
 from perdure.errors import ApprovalError, NotFoundError, UsageError
 from perdure.formats.intake import IncomingMessage
 from perdure.journal import chain, reader
-from perdure.journal.chain import VerifiedEntry
+from perdure.journal.chain import VerifiedRecord
 from perdure.journal.reader import ForwardReader
 from perdure.journal.records import (
     ApprovalAsked,
@@ -77,19 +77,20 @@ def pending_approvals(replica: Replica) -> Steps[list[Approval]]:
     session, past, _ = replica.view
     for state in session.effects.approvals.by_identity.values():
         if state.state == WAITING and not is_expired(replica.settings, state.expires):
-            linked = yield from reader.read_entry(past, state.request)
+            linked = yield from reader.read_record(past, state.request)
             content = _decode(replica, linked)
             content = reader.require_kind(replica.name, state.request, content, ApprovalAsked)
             approvals.append(_from_approval_request(replica, linked, content))
     return approvals
 
 
-def _decode(replica: Replica, linked: VerifiedEntry) -> Content:
+def _decode(replica: Replica, linked: VerifiedRecord) -> Content:
     return chain.decode_content(replica.name, linked, replica.history.cipher)
 
 
-def _time(replica: Replica, linked: VerifiedEntry, content: Content) -> datetime:
-    return chain.to_record(replica.name, linked, content).time
+def _time(replica: Replica, linked: VerifiedRecord) -> datetime:
+    record = chain.decode_record(replica.name, linked, replica.history.cipher)
+    return chain.to_record(replica.name, linked, record).time
 
 
 def list_approvals(replica: Replica) -> Steps[list[Approval]]:
@@ -100,23 +101,23 @@ def list_approvals(replica: Replica) -> Steps[list[Approval]]:
     forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
         for linked in page:
-            if linked.header.kind in kinds:
+            if linked.kind in kinds:
                 _apply_record(replica, approvals, linked, _decode(replica, linked))
     return [_with_expiry(replica, approval) for approval in approvals.values()]
 
 
 def _apply_record(
-    replica: Replica, approvals: dict[str, Approval], linked: VerifiedEntry, content: Content
+    replica: Replica, approvals: dict[str, Approval], linked: VerifiedRecord, content: Content
 ) -> None:
     """Apply a record to the approvals by id."""
     if isinstance(content, ApprovalAsked):
         _mark_void(approvals, lambda approval: approval.identity == content.identity)
-        approvals[linked.header.id] = _from_approval_request(replica, linked, content)
+        approvals[linked.id] = _from_approval_request(replica, linked, content)
     elif isinstance(content, ApprovalDecided) and content.approval in approvals:
         approval = approvals[content.approval]
         expires = content.decision == EXPIRED and approval.state == APPROVED
         if content.bound == approval.digest and (approval.state == WAITING or expires):
-            time = _time(replica, linked, content)
+            time = _time(replica, linked)
             decided = approval._replace(state=content.decision, decided=time)
             approvals[approval.id] = decided._replace(by=content.by, reason=content.reason)
     elif isinstance(content, EffectIntended) and content.approval in approvals:
@@ -148,13 +149,13 @@ def _with_expiry(replica: Replica, approval: Approval) -> Approval:
 
 
 def _from_approval_request(
-    replica: Replica, linked: VerifiedEntry, content: ApprovalAsked
+    replica: Replica, linked: VerifiedRecord, content: ApprovalAsked
 ) -> Approval:
-    position = linked.entry.position
+    position = linked.position
     require_intact_request(replica.name, position, content)
     return Approval(
         session=replica.name,
-        id=linked.header.id,
+        id=linked.id,
         tool=content.tool,
         version=content.version,
         arguments=replica.settings.codec.unpack(content.arguments, stream=replica.name),
@@ -164,7 +165,7 @@ def _from_approval_request(
         turn=content.turn,
         identity=content.identity,
         position=position,
-        time=_time(replica, linked, content),
+        time=_time(replica, linked),
         expires=datetime.fromisoformat(content.expires) if content.expires else None,
         by="",
         reason="",
@@ -255,7 +256,7 @@ def list_effects(replica: Replica, wanted: EffectFilter) -> Steps[list[EffectInf
     wanted.check()
     listing = _EffectLister(replica)
     for position in sorted(replica.history.carried):  # What a compaction kept of earlier calls.
-        listing.add((yield from reader.read_entry(replica.history, position, check_tip=False)))
+        listing.add((yield from reader.read_record(replica.history, position, check_tip=False)))
     forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
         for linked in page:
@@ -271,30 +272,30 @@ class _EffectLister:
         self._replica = replica
         self._id_at: dict[int, str] = {}
         self._requests: dict[str, EffectInfo] = {}
-        self._messages: list[VerifiedEntry] = []
+        self._messages: list[VerifiedRecord] = []
         """The messages right before the next record: an outcome may refer to the last of them."""
 
-    def add(self, linked: VerifiedEntry) -> None:
-        if linked.header.kind == Message.kind:
+    def add(self, linked: VerifiedRecord) -> None:
+        if linked.kind == Message.kind:
             self._messages.append(linked)
-        elif linked.header.kind not in _EFFECT_KINDS:
+        elif linked.kind not in _EFFECT_KINDS:
             self._messages = []
         else:
             self._add_effect(linked, _decode(self._replica, linked))
 
-    def _add_effect(self, linked: VerifiedEntry, content: Content) -> None:
+    def _add_effect(self, linked: VerifiedRecord, content: Content) -> None:
         replica, effects = self._replica, self.effects
         if isinstance(content, EffectIntended):
-            id = linked.header.id
+            id = linked.id
             effects[id] = _from_call(replica, linked, content)
-            self._id_at[linked.entry.position] = id
+            self._id_at[linked.position] = id
             previous = effects.get(self._id_at.get(content.retries, ""))
             if previous is not None and previous.version != content.version:
                 effects[id] = effects[id]._replace(before=previous.version)
             if previous is not None and previous.state == INTENDED:
                 effects[previous.id] = previous._replace(state=REPEATED)
         elif isinstance(content, ApprovalAsked):
-            self._requests[linked.header.id] = _from_call(replica, linked, content)
+            self._requests[linked.id] = _from_call(replica, linked, content)
         elif isinstance(content, EffectSettled):
             begun = effects.get(content.effect) or self._requests.get(content.effect)
             if begun is not None:
@@ -302,12 +303,12 @@ class _EffectLister:
 
 
 def _from_call(
-    replica: Replica, linked: VerifiedEntry, content: EffectIntended | ApprovalAsked
+    replica: Replica, linked: VerifiedRecord, content: EffectIntended | ApprovalAsked
 ) -> EffectInfo:
     """Return a call that was begun, or one that waits for an approval and has no intent yet."""
     intent = content if isinstance(content, EffectIntended) else None
     return EffectInfo(
-        id=linked.header.id,
+        id=linked.id,
         kind=intent.called if intent else "tool",
         tool=content.tool,
         state=INTENDED,
@@ -319,8 +320,8 @@ def _from_call(
         policy=intent.policy if intent else "",
         version=content.version,
         turn=content.turn,
-        position=linked.entry.position,
-        time=_time(replica, linked, content),
+        position=linked.position,
+        time=_time(replica, linked),
         duration=0.0,
         identity=content.identity,
         before="",
@@ -333,10 +334,10 @@ def _with_outcome(
     replica: Replica,
     effect: EffectInfo,
     content: EffectSettled,
-    messages: Sequence[VerifiedEntry] = (),
+    messages: Sequence[VerifiedRecord] = (),
 ) -> EffectInfo:
     if content.shared_form and messages:
-        position, message = messages[-1].entry.position, _decode(replica, messages[-1])
+        position, message = messages[-1].position, _decode(replica, messages[-1])
         content = results.require_result(replica.name, position, content, message)
     result = replica.settings.codec.unpack(content.result, stream=replica.name)
     usage = result.get("usage") if effect.kind == "model" and isinstance(result, dict) else None
@@ -363,14 +364,14 @@ def position_before(replica: Replica, effect: str) -> Steps[int]:
     forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
         for linked in page:
-            if linked.header.id == effect and linked.header.kind in _EFFECT_KINDS:
+            if linked.id == effect and linked.kind in _EFFECT_KINDS:
                 return quiet
-            if linked.header.kind == EffectIntended.kind:
+            if linked.kind == EffectIntended.kind:
                 in_flight.add(_decode(replica, linked).subject)
-            elif linked.header.kind == EffectSettled.kind:
+            elif linked.kind == EffectSettled.kind:
                 in_flight.discard(_decode(replica, linked).subject)
             if not in_flight:
-                quiet = linked.entry.position
+                quiet = linked.position
     raise NotFoundError(f"effect {effect!r}", "see session.effects.list()")
 
 
@@ -380,7 +381,7 @@ def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
     session, past, _ = replica.view
     for state in session.effects.by_identity.values():
         if state.state == UNKNOWN:
-            linked = yield from reader.read_entry(past, state.intent, check_tip=False)
+            linked = yield from reader.read_record(past, state.intent, check_tip=False)
             intent = _decode(replica, linked)
             intent = reader.require_kind(replica.name, state.intent, intent, EffectIntended)
             outcome = yield from reader.read_kind(past, state.outcome, EffectSettled)

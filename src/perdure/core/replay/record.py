@@ -15,7 +15,7 @@ from perdure.core.replica import Replica
 from perdure.core.streaming import INTERRUPTED_ORIGIN
 from perdure.formats.tool_calls import answers
 from perdure.journal import chain
-from perdure.journal.chain import ChainTip, VerifiedEntry
+from perdure.journal.chain import ChainTip, VerifiedRecord
 from perdure.journal.reader import ForwardReader
 from perdure.journal.records import ApprovalAsked, Content, EffectIntended, EffectSettled, Message
 from perdure.journal.requests import Steps
@@ -26,19 +26,9 @@ NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcom
 # Kinds that perdure writes itself, or that other processes write while the agent runs.
 SKIPPED_KINDS = frozenset(
     {
-        *("batch.discarded", "branch.kept", "branch.released", "branched"),
-        *(
-            "carried",
-            "compacted",
-            "copied",
-            "ids.dropped",
-            "index",
-            "message.chunk",
-            "omitted",
-            "snapshot",
-            "turn.continued",
-            "view",
-        ),
+        *("branch.kept", "branch.released", "branched", "carried", "compacted", "copied"),
+        *("erased", "ids.dropped", "index", "message.chunk", "omitted", "snapshot"),
+        *("turn.continued", "view"),
     }
 )
 
@@ -112,7 +102,7 @@ def written_by_perdure(content: Content) -> bool:
     """Whether perdure wrote a record by itself, such as the rest of an interrupted answer."""
     if isinstance(content, Message):
         return content.interrupted or content.origin in (INTERRUPTED_ORIGIN, RECONCILED)
-    return content.kind in ("batch.discarded", "index", "snapshot", "view")
+    return content.kind in ("index", "snapshot", "view")
 
 
 def to_intent(call: CallRequest) -> EffectIntended:
@@ -122,21 +112,15 @@ def to_intent(call: CallRequest) -> EffectIntended:
 
 def read_steps(replica: Replica) -> Steps[list[RecordedStep]]:
     """Return all records in the view of a session; reads the whole history."""
-    entries: list[VerifiedEntry] = []
+    records: list[VerifiedRecord] = []
     forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
-        entries += page
+        records += page
     name, cipher = replica.name, replica.history.cipher
     return [
-        RecordedStep(
-            index,
-            linked.header.id,
-            chain.decode_content(name, linked, cipher),
-            chain.open_body(name, linked, cipher),
-            linked.tip,
-            linked.header.remaining,
-        )
-        for index, linked in enumerate(entries)
+        RecordedStep(index, record.id, record.content, record.payload, linked.tip, linked.remaining)
+        for index, linked in enumerate(records)
+        for record in [chain.decode_record(name, linked, cipher)]
     ]
 
 

@@ -10,16 +10,9 @@ most messages. Snapshots store these tuples.
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
-from perdure.core.state.message_order import (
-    MessageOrder,
-    Positions,
-    Replacement,
-    clip_ranges,
-    contains,
-    exclude_ranges,
-    merge_ranges,
-)
+from perdure.core.state.message_order import MessageOrder, Replacement
 from perdure.formats.tool_calls import answers, open_calls
+from perdure.journal.ranges import Positions, clip_ranges, contains, exclude_ranges, merge_ranges
 from perdure.journal.records import (
     CallRow,
     Message,

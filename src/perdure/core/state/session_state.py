@@ -28,6 +28,7 @@ from perdure.core.state.leases import LeaseState
 from perdure.core.state.values import ValueState
 from perdure.errors import PayloadError
 from perdure.journal.compaction import Compacted, DroppedIds
+from perdure.journal.erasures import NOTHING_ERASED, Erasures
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import ParentStream
 from perdure.journal.records import (
@@ -40,6 +41,7 @@ from perdure.journal.records import (
     Deleted,
     EffectIntended,
     EffectSettled,
+    Erased,
     FieldsChanged,
     IndexPage,
     LabelsChanged,
@@ -58,10 +60,10 @@ from perdure.journal.records import (
     ViewStored,
 )
 
-STATE_VERSION = 13
+STATE_VERSION = 14
 
 # By version: what converts facts of that version to the next one. The facts of a compaction have no
-# records behind them any more, so every version from 13 on needs an entry here.
+# records behind them any more, so every version from 14 on needs an entry here.
 FACTS_UPCASTS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
@@ -134,6 +136,7 @@ class SessionState:
         "deleted",
         "dropped_ids",
         "effects",
+        "erasures",
         "fields",
         "index",
         "kept_branches",
@@ -184,6 +187,7 @@ class SessionState:
         self.dropped_ids: IndexRun | None = None
         """The pages with the callers' ids whose records were dropped."""
         self.deleted = False
+        self.erasures = NOTHING_ERASED
         self.since_snapshot = 0
         self.snapshot_size = 0
         self._shared: frozenset[str] = frozenset()
@@ -201,6 +205,7 @@ class SessionState:
         copy.compacted, copy.carried = self.compacted, self.carried
         copy.dropped_ids = self.dropped_ids
         copy.deleted, copy.lease = self.deleted, self.lease
+        copy.erasures = self.erasures
         copy.conversation, copy.effects = self.conversation, self.effects
         copy.since_snapshot, copy.snapshot_size = self.since_snapshot, self.snapshot_size
         copy._shared = _COPY_ON_WRITE
@@ -356,6 +361,9 @@ class SessionState:
         if content.record == Branched.kind:  # The source of this copy is a branch.
             self._leave_parent()
 
+    def _erased(self, _position: int, _id: str, content: Erased) -> None:
+        self.erasures = self.erasures.add(content)
+
     def _index_page(self, position: int, _id: str, content: IndexPage) -> None:
         if not content.size:
             return  # Only the last page counts: a branch may begin between the pages of a run.
@@ -408,6 +416,7 @@ class SessionState:
         "lease.released": _lease_changed,
         "branched": _branched,
         "omitted": _omitted,
+        "erased": _erased,
         "index": _index_page,
         "ids.dropped": _dropped_page,
         "compacted": _compacted,
@@ -450,6 +459,7 @@ class SessionState:
             "compacted": self.compacted,
             "carried": [[*pair] for pair in self.carried.items()],
             "dropped_ids": _to_json_tree(self.dropped_ids),
+            "erasures": _to_json_tree(self.erasures),
             "conversation": _to_json_tree(self.conversation),
             "effects": _to_json_tree({**self.effects.by_identity}),
             "approvals": _to_json_tree({**self.effects.approvals.by_identity}),
@@ -497,6 +507,7 @@ class SessionState:
         state.lineage, state.begin, state.lease = facts.lineage, facts.begin, facts.lease
         state.conversation = facts.conversation
         state.effects = EffectsState.of(facts.effects, facts.approvals)
+        state.erasures = facts.erasures
         return state
 
 
@@ -517,6 +528,7 @@ class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
     compacted: int
     carried: list[tuple[int, int]]
     dropped_ids: IndexRun | None
+    erasures: Erasures
     conversation: ConversationState
     effects: dict[str, EffectState]
     approvals: dict[str, ApprovalState]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from perdure.backends.protocol import Entry, Head
 from perdure.errors import ChainError, VersionError
 from perdure.journal import chain
-from perdure.journal.chain import BatchAssembler, ChainTip, StreamIdentity, VerifiedEntry
+from perdure.journal.chain import ChainTip, StreamIdentity, VerifiedEntry, VerifiedRecord
 from perdure.journal.cipher import PlainCipher
 from perdure.journal.compaction import Compacted
 from perdure.journal.copying import requests
@@ -31,8 +31,8 @@ class ChainVerifier:
     def __init__(self, name: str, tip: ChainTip | None = None) -> None:
         self._name = name
         self._tip = tip
-        self._stream: StreamIdentity | None = None
-        self._batches = BatchAssembler(name)
+        self._stream = ""
+        self._tenant = ""
         self._first: ChainTip | None = None
         """Set while the stream begins after a compaction whose record has not been read yet."""
 
@@ -45,20 +45,22 @@ class ChainVerifier:
         """Return the verified entry, or raise ChainError or VersionError."""
         linked = chain.verify_entry(self._name, entry)
         header = linked.header
-        if self._stream is None:
-            self._stream = StreamIdentity(self._name, header.stream, header.tenant)
-            if self._tip is None:
-                self._begin(linked)
-        chain.require_same_stream(self._stream, linked)
+        if not self._stream and self._tip is None:
+            self._begin(linked)
+        if header.bound is not None:
+            self._tenant = self._tenant or header.bound[0]
+        self._stream = self._stream or header.stream
+        identity = StreamIdentity(self._name, self._stream, self._tenant)
+        chain.require_same_stream(identity, linked)
         if self._tip is not None:
             chain.require_follows(self._name, self._tip, linked)
-        self._batches.add(linked)
         self._tip = linked.tip
-        if header.kind == Compacted.kind and self._first is not None:
-            self._first = self._missing_before(linked, self._first)
+        for record in linked.records:
+            if record.kind == Compacted.kind and self._first is not None:
+                self._first = self._missing_before(record, self._first)
         return linked
 
-    def _missing_before(self, linked: VerifiedEntry, dropped: ChainTip) -> ChainTip | None:
+    def _missing_before(self, linked: VerifiedRecord, dropped: ChainTip) -> ChainTip | None:
         """Return None if a compaction explains why the stream begins later, else what is missing.
 
         It may allow to drop more than was dropped so far.
@@ -74,7 +76,7 @@ class ChainVerifier:
 
     def _begin(self, first: VerifiedEntry) -> None:
         position, header = first.entry.position, first.header
-        if header.session is None:  # Only an entry that can begin a stream names its session.
+        if header.bound is None:  # Only an entry that can begin a stream names its session.
             self._first = ChainTip(position - 1, header.previous)
         if position == 1 and header.previous:
             raise ChainError(self._name, 1, "it is the first entry, but links to an earlier one")
@@ -118,22 +120,22 @@ class StreamReader:
 
 
 def compare_stream(head: Head, progress: Callable[[int], CopyProgress]) -> CopySteps[int]:
-    """Compare a stream in both stores and count its entries; on return it is equal in both.
+    """Compare a stream in both stores and count its records; on return it is equal in both.
 
-    `progress` builds a report from the number of entries compared, after each page.
+    `progress` builds a report from the number of records compared, after each page.
     Raises CopyRefused if they differ, and DamagedError if the source is damaged.
     Entries that the source has dropped meanwhile are dropped in the target.
     """
     reader = StreamReader("source", head, after=0, tip=None)
-    entries = 0
+    records = 0
     while not reader.ended:
         page = yield from reader.page()
-        if not entries:
+        if not records:
             yield from _drop_leading(head.stream, page[0].entry.position)
         yield from _compare_page(head.stream, page)
-        entries += len(page)
-        yield progress(entries)
-    return entries
+        records += sum(linked.entry.records for linked in page)
+        yield progress(records)
+    return records
 
 
 def _drop_leading(name: str, first: int) -> CopySteps[None]:
@@ -154,4 +156,4 @@ def _compare_page(name: str, page: list[VerifiedEntry]) -> CopySteps[None]:
             if entry != source_entry:
                 reason = "the target's entry differs from the source's"
                 raise CopyRefused("damaged", reason, source_entry.position)
-        at = entries[-1].position
+        at = entries[-1].last

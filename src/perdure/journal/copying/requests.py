@@ -52,8 +52,8 @@ class CopyProgress(NamedTuple):
     phase: Phase
     sessions: int
     of_sessions: int
-    entries: int
-    of_entries: int
+    records: int
+    of_records: int
     bytes: int
     round: int
 

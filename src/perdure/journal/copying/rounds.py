@@ -38,7 +38,7 @@ class CopyResult(NamedTuple):
 
     sessions: int
     """Sessions with entries copied in this run; in a dry run, those that would be copied."""
-    entries: int
+    records: int
     bytes: int
     of_sessions: int
     """Selected sessions of the source, including deleted ones."""
@@ -113,7 +113,7 @@ class CopyRun:
         problems = {**self._unreadable, **self._copier.problems, **self._copier.corrupted}
         return CopyResult(
             sessions=len(tally.sessions) if sessions is None else sessions,
-            entries=self._expected if sessions is not None else tally.entries,
+            records=self._expected if sessions is not None else tally.records,
             bytes=tally.bytes,
             of_sessions=self._total,
             rounds=self._round,
@@ -177,7 +177,7 @@ class CopyRun:
     def _copy_round(self) -> CopySteps[int]:
         """Copy the entries that the target lacks now; return how many were copied."""
         self._round += 1
-        start = self._copier.tally.entries
+        start = self._copier.tally.records
 
         def copy(pair: StreamPair) -> CopySteps[None]:
             # A branch already brought it along, but it is selected itself.
@@ -190,7 +190,7 @@ class CopyRun:
         yield from self._each(copy, "copying")
         yield from self._copier.flush()
         yield self._progress()
-        return self._copier.tally.entries - start
+        return self._copier.tally.records - start
 
     def _verify(self) -> CopySteps[None]:
         """Read every session from both stores and compare."""
@@ -238,8 +238,8 @@ class CopyRun:
             phase=self._phase,
             sessions=self._seen,
             of_sessions=0 if is_counting else self._total,
-            entries=self._verified + verified if is_verifying else self._copier.tally.entries,
-            of_entries=0 if is_counting else self._expected,
+            records=self._verified + verified if is_verifying else self._copier.tally.records,
+            of_records=0 if is_counting else self._expected,
             bytes=self._copier.tally.bytes,
             round=self._round,
         )

@@ -2,7 +2,7 @@
 
 A stream that the target already has is continued from its end, if its last entry is the source's;
 otherwise it is left unchanged, and a problem is reported. Entries that the source has deleted are
-removed from the target if they are known to be a copy and no branch there needs them. Batches are
+removed from the target if they are known to be a copy and no branch there needs them. Entries are
 written whole, so an interrupted copy leaves the target in a state that the source once had. Nothing
 is copied of a damaged stream: a long one is read to its end first.
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from perdure.backends.protocol import DELETED, HALF_COPIED, Append, Head
 from perdure.errors import ChainError, DamagedError, PerdureError, UnsupportedError, VersionError
 from perdure.journal import chain
-from perdure.journal.chain import BatchAssembler, VerifiedEntry
+from perdure.journal.chain import VerifiedEntry
 from perdure.journal.cipher import PlainCipher
 from perdure.journal.copying import requests
 from perdure.journal.copying.plan import (
@@ -28,7 +28,7 @@ from perdure.journal.copying.plan import (
 )
 from perdure.journal.copying.reader import StreamReader
 from perdure.journal.copying.requests import CopyProgress, CopySteps, Side
-from perdure.journal.reader import decode_parent
+from perdure.journal.reader import parent_of
 from perdure.journal.records import Branched, BranchKept, BranchReleased
 
 BATCH_STREAMS_MAX = 256  # streams per commit; sharing commits makes many short sessions fast
@@ -39,11 +39,11 @@ ATTEMPTS_MAX = 5  # attempts; writers and deletions may change a stream while it
 
 
 class CopyTally:
-    """The sessions, entries and bytes copied so far."""
+    """The sessions, records and bytes copied so far."""
 
     def __init__(self) -> None:
         self.sessions: set[str] = set()
-        self.entries = 0
+        self.records = 0
         self.bytes = 0
 
 
@@ -145,20 +145,14 @@ class StreamCopier:
     def _write(
         self, head: Head, reader: StreamReader, page: list[VerifiedEntry], *, previous: str | None
     ) -> CopySteps[None]:
-        pending: list[VerifiedEntry] = []  # Entries whose batch is not complete yet.
         while True:
-            pending += page
-            # At the end everything is written: a batch truncated by a crash never completes.
-            complete = len(pending) if reader.ended else _count_complete(pending)
-            if complete:
-                entries = [linked.entry for linked in pending[:complete]]
-                # The labels at this point are unknown: a head holds only the current ones.
-                labels = head.labels if reader.ended else frozenset({HALF_COPIED})
-                append = Append(head.stream, entries, labels, previous or "")
-                yield from self._add(append)
-                previous, pending = pending[complete - 1].digest, pending[complete:]
+            entries = [linked.entry for linked in page]
+            # The labels at this point are unknown: a head holds only the current ones.
+            labels = head.labels if reader.ended else frozenset({HALF_COPIED})
+            yield from self._add(Append(head.stream, entries, labels, previous or ""))
             if reader.ended:
                 return
+            previous = page[-1].digest
             page = yield from reader.page()
 
     def _add(self, append: Append) -> CopySteps[None]:
@@ -189,7 +183,7 @@ class StreamCopier:
 
     def _read_back(self, append: Append) -> CopySteps[None]:
         name, entries = append.stream, append.entries
-        at, last = entries[0].position - 1, entries[-1].position
+        at, last = entries[0].position - 1, entries[-1].last
         expected = {entry.position: entry for entry in entries}
         while at < last:
             stored = yield from requests.read("target", name, after=at, limit=last - at)
@@ -197,10 +191,10 @@ class StreamCopier:
                 reason = "the entries read back from the target differ from those written"
                 self.corrupted[name] = Problem(name, "damaged", reason, at + 1)
                 return
-            at = stored[-1].position
+            at = stored[-1].last
         self.copied[name] = chain.entry_digest(entries[-1])
         self.tally.sessions.add(name)
-        self.tally.entries += len(entries)
+        self.tally.records += sum(entry.records for entry in entries)
         self.tally.bytes += sum(entry.size for entry in entries)
 
     def _remove(self, target: Head) -> CopySteps[None]:
@@ -256,8 +250,8 @@ class StreamCopier:
         missing: list[tuple[str, int, str]] = []
         try:
             while first.header.kind == Branched.kind:
-                content = decode_parent(name, first, PlainCipher())
-                parent, at, digest = content.parent, content.at, first.header.previous
+                parent, _, at = parent_of(name, first)
+                digest = first.header.previous
                 if parent in self._waiting:
                     yield from self.flush()
                 if (yield from _digest_at("target", parent, at)) == digest:
@@ -271,8 +265,6 @@ class StreamCopier:
                 # The parent has an entry at `at`, so it begins before its branch: the loop ends.
                 name = parent
                 first = chain.verify_entry(name, (yield from read_one("source", name)))
-        except VersionError:  # Sealed: opening the branch will report a missing history.
-            return missing
         except DamagedError:
             if not missing:
                 raise
@@ -281,13 +273,7 @@ class StreamCopier:
 
 def _digest_at(side: Side, name: str, position: int) -> CopySteps[str | None]:
     entries = yield from requests.read(side, name, after=position - 1, limit=1)
-    return chain.entry_digest(entries[0]) if entries and entries[0].position == position else None
-
-
-def _count_complete(pending: list[VerifiedEntry]) -> int:
-    """Return how many of these entries form complete batches."""
-    ends = [number for number, linked in enumerate(pending, 1) if linked.header.remaining == 0]
-    return ends[-1] if ends else 0
+    return chain.entry_digest(entries[0]) if entries and entries[0].position <= position else None
 
 
 def _living_branches(target: Head) -> CopySteps[list[Head]]:
@@ -311,15 +297,14 @@ def _living_branches(target: Head) -> CopySteps[list[Head]]:
 def _read_keeps(target: Head) -> CopySteps[dict[str, BranchKept]]:
     keeps: dict[str, BranchKept] = {}
     name, reader = target.stream, StreamReader("target", target, after=0, tip=None)
-    batches = BatchAssembler(name)
     while not reader.ended:
         page = yield from reader.page()
-        for linked in (complete for read in page for complete in batches.add(read)):
-            if linked.header.kind not in {BranchKept.kind, BranchReleased.kind}:
+        for linked in (record for entry in page for record in entry.records):
+            if linked.kind not in {BranchKept.kind, BranchReleased.kind}:
                 continue
             content = chain.decode_content(name, linked, PlainCipher())
             if isinstance(content, BranchKept):
-                keeps[linked.header.id] = content
+                keeps[linked.id] = content
             elif isinstance(content, BranchReleased):
                 keeps.pop(content.keep, None)
     return keeps

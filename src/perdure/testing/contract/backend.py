@@ -20,6 +20,7 @@ from perdure.testing.contract.append import AppendContract
 from perdure.testing.contract.atomic import AtomicContract
 from perdure.testing.contract.check import CheckContract
 from perdure.testing.contract.order import OrderContract
+from perdure.testing.contract.ranges import RangeContract
 from perdure.testing.contract.read import ReadContract
 from perdure.testing.contract.recent import RecentContract
 from perdure.testing.contract.remove import RemoveContract
@@ -31,6 +32,7 @@ from perdure.testing.contract.watch import WatchContract
 class BackendContract(
     AppendContract,
     ReadContract,
+    RangeContract,
     SharingContract,
     RecentContract,
     OrderContract,

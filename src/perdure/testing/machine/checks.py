@@ -70,9 +70,8 @@ def check_listing(driver: SessionDriver) -> None:
     heads = driver.heads()
     assert set(heads) == set(driver.lives)
     for name, life in driver.lives.items():
-        if not life.torn:  # a torn append leaves its labels on the head
-            assert heads[name].labels == _labels(life.state)
-            assert heads[name].fields == life.state.fields
+        assert heads[name].labels == _labels(life.state)
+        assert heads[name].fields == life.state.fields
     for label in {label for head in heads.values() for label in head.labels}:
         listed = driver.store.sessions(prefix=driver.prefix, labels=[label])
         assert [head.id for head in listed] == [

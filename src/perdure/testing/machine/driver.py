@@ -45,7 +45,7 @@ HANDLES_MAX = 5  # allows two on one session; with more, each would get too few 
 # Records that perdure writes by itself: they have positions but no meaning for the application.
 OWN_KINDS = frozenset(
     {
-        *("batch.discarded", "branch.kept", "branch.released", "branched", "deleted"),
+        *("branch.kept", "branch.released", "branched", "deleted"),
         *("batch", "carried", "compacted", "ids.dropped", "index", "snapshot", "view"),
     }
 )
@@ -336,7 +336,7 @@ class SessionDriver:
         except UsageError:
             # Evaluated now: the session may have been created during the call.
             taken = name in self.lives or name in self.ends
-            assert taken or not good or at in life.torn, "it could have been branched"
+            assert taken or not good, "it could have been branched"
         except (ConflictError, NotFoundError):
             assert not good, "it could have been branched"
             self.drop(handle)
@@ -493,12 +493,8 @@ class SessionDriver:
 
     def _check_doubt(self, handle: OpenHandle, expected: list[ModelRecord]) -> None:
         """Check whether a write in doubt was stored, and update the model."""
-        life, end = handle.life, handle.session.position
         if self._new_records(handle):
             self.add_to_model(handle, expected)
-        elif end > life.position:
-            life.torn |= set(range(life.position + 1, end + 1))
-            self.touched.add(life.name)
 
     def branch_with_fault(
         self, handle: OpenHandle, name: str, at: int, fault: Callable[[Backend], Backend]

@@ -116,8 +116,6 @@ class SessionLife:
         self.records: list[ModelRecord] = []
         self.owners: list[tuple[str, int]] = []
         """Sessions whose history this one shares: the nearest first, each up to a position."""
-        self.torn: set[int] = set()
-        """Positions of appends that a crash truncated; they count as not stored."""
         self.compactions: list[tuple[int, int]] = []
         """The position of each compaction, and the first position that it kept."""
 
@@ -152,7 +150,6 @@ class SessionLife:
         """Return the life of a branch: it shares the records except labels and fields."""
         child = SessionLife(name, begin=self.begin)
         child.base = at + 1
-        child.torn = {position for position in self.torn if position <= at}
         child.records = [
             record
             for record in self.records

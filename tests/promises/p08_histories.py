@@ -54,7 +54,7 @@ def write(address: str, log: Log, name: str, quota: int, seed: int) -> None:
 
 
 def append(session: Session, log: Log, own: str) -> bool:
-    message = {"role": "user", "id": own, "saw": len(session)}
+    message = {"role": "user", "content": "", "id": own, "saw": len(session)}
     return acknowledged(log, lambda: session.append(message), what="append", id=own)
 
 

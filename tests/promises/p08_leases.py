@@ -104,6 +104,7 @@ class Worker:
         self._number += 1
         message = {
             "role": "user",
+            "content": "",
             "id": f"{self._name}-{self._number}",
             "saw": len(self._session),
             "epoch": epoch,

@@ -48,7 +48,7 @@ def append(address: str, log: Log, name: str, seed: int) -> None:
     opened_at = session.position
     while True:
         own = f"{name}-{next(numbers)}"
-        message = {"role": "user", "id": own, "saw": len(session)}
+        message = {"role": "user", "content": "", "id": own, "saw": len(session)}
         over = DELETED in session.labels and session.position > opened_at
         done = attempted(log, partial(session.append, message), what="append", id=own)
         assert done is None or not over, f"{own} went to a life that a handle had seen end"

@@ -94,7 +94,7 @@ class Block:
 
     def _stored(self, value: Any) -> Trial:
         failure = through_codec(self._codec, value)
-        self._session.append({"role": "user", "value": value})
+        self._session.append({"role": "user", "content": "", "value": value})
         version = self._session.set("key", value)
         self.values.append(value)
         if version != len(self.values):
@@ -108,7 +108,8 @@ class Block:
         failure = _not_refused(lambda: self._codec.pack(refusal.value), refusal.path)
         inside = refusal.path_in_message
         failure += _not_refused(
-            lambda: self._session.append({"role": "user", "v": refusal.value}), inside
+            lambda: self._session.append({"role": "user", "content": "", "v": refusal.value}),
+            inside,
         )
         failure += _not_refused(lambda: self._session.set("key", refusal.value), refusal.path)
         if self._store.session("values").position != before:

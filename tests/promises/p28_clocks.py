@@ -105,7 +105,7 @@ def script(address: str, clock: Clock, seed: int) -> list[Any]:
         for number in range(24):
             act(draw, number, draw.choice(sessions))
         sessions[0].branch("three", at=max(1, sessions[0].position - 2)).append(
-            {"role": "user", "late": True}
+            {"role": "user", "content": "", "late": True}
         )
         return [read(store.session(name)) for name in [*names, "three"]]
 
@@ -115,21 +115,27 @@ def act(draw: random.Random, number: int, session: perdure.Session) -> None:
     match draw.randrange(6):
         case 0:
             with session.turn(f"turn {number}", id=f"turn-{number}") as turn:
-                turn.append({"role": "user", "answer": number}, {"role": "user", "more": number})
+                turn.append(
+                    {"role": "user", "content": "", "answer": number},
+                    {"role": "user", "content": "", "more": number},
+                )
         case 1:
             session.set("plan", {"step": number, "text": "long enough for a delta " * 20})
         case 2:
             session.label(f"label-{number % 5}")
         case 3:
-            session.append({"role": "user", "n": number}, id=f"id-{number // 2}-{session.position}")
-            session.append({"role": "user", "n": number}, id=f"id-{number}")
             session.append(
-                {"role": "user", "n": number}, id=f"id-{number}"
+                {"role": "user", "content": "", "n": number},
+                id=f"id-{number // 2}-{session.position}",
+            )
+            session.append({"role": "user", "content": "", "n": number}, id=f"id-{number}")
+            session.append(
+                {"role": "user", "content": "", "n": number}, id=f"id-{number}"
             )  # Once more: recognised by its id.
         case 4:
             session.note({"n": number})
         case _:
-            session.append({"role": "user", "n": number})
+            session.append({"role": "user", "content": "", "n": number})
 
 
 def read(session: perdure.Session) -> Any:
@@ -173,11 +179,11 @@ def broken_trial(seed: int, clock: Clock, address: str = "memory:") -> Trial:
     with perdure.open(address, clock=lambda: clock() if broken else good()) as store:
         session, failure = store.session("one"), ""
         for number in range(draw.randrange(3)):
-            session.append({"role": "user", "n": number})
+            session.append({"role": "user", "content": "", "n": number})
         before = session.position
         broken = True
         try:
-            session.append({"role": "user", "n": "lost"})
+            session.append({"role": "user", "content": "", "n": "lost"})
             failure = "it was taken"
         except UsageError:
             pass
@@ -186,7 +192,7 @@ def broken_trial(seed: int, clock: Clock, address: str = "memory:") -> Trial:
         if store.session("one").position != before or session.position != before:
             failure += "; something was written"
         broken = False
-        if session.append({"role": "user", "n": "kept"}) != before + 1:
+        if session.append({"role": "user", "content": "", "n": "kept"}) != before + 1:
             failure += "; the session did not go on where it was"
         session.verify()
     return Trial(f"broken clock {seed % len(BROKEN)}", failure)
@@ -203,7 +209,7 @@ def recorded_trial(seconds: float, kind: Kind, directory: Path) -> Trial:
     """What the clock tells is what is recorded, to the microsecond."""
     address = fresh(kind, directory / "recorded")
     with perdure.open(address, clock=lambda: seconds) as store:
-        store.session("one").append({"role": "user", "a": 1})
+        store.session("one").append({"role": "user", "content": "", "a": 1})
     (found,) = times(address)
     far = abs(found - (EPOCH + timedelta(seconds=seconds)))
     return Trial(f"clock at {seconds}", "" if far <= timedelta(microseconds=1) else f"{found}")

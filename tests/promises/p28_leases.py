@@ -141,7 +141,13 @@ class World:
     def _say(self, machine: Machine) -> int:
         self._said += 1
         epoch = machine.lease.epoch if machine.lease is not None else 0
-        said = {"role": "user", "id": str(self._said), "by": machine.name, "epoch": epoch}
+        said = {
+            "role": "user",
+            "content": "",
+            "id": str(self._said),
+            "by": machine.name,
+            "epoch": epoch,
+        }
         return machine.session.append(said)
 
     def end(self) -> list[object]:

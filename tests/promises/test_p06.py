@@ -189,7 +189,7 @@ def test_a_session_with_a_damaged_end_does_not_open_but_can_be_salvaged(tmp_path
     with perdure.open(path) as store:
         session = store.session("a")
         for number in range(3):
-            session.append({"role": "user", "n": number})
+            session.append({"role": "user", "content": "", "n": number})
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"n":2', b'"n":3'))
     with perdure.open(path) as store:

@@ -34,8 +34,8 @@ def a_store(path: Path) -> perdure.Store:
     """A parent with two messages and a branch, and nothing wrong with it."""
     store = perdure.open(path)
     parent = store.session(PARENT)
-    parent.append({"role": "user", "id": "one", "saw": 0})
-    parent.append({"role": "user", "id": "two", "saw": 1})
+    parent.append({"role": "user", "content": "", "id": "one", "saw": 0})
+    parent.append({"role": "user", "content": "", "id": "two", "saw": 1})
     parent.branch("child", at=1)
     return store
 
@@ -72,6 +72,6 @@ def test_the_judge_sees_a_deletion_that_nobody_was_told_of(tmp_path: Path) -> No
     with a_store(tmp_path / "store.db") as store:
         store.delete("child")
         store.delete(PARENT)
-        store.session(PARENT).append({"role": "user", "id": "three", "saw": 0})
+        store.session(PARENT).append({"role": "user", "content": "", "id": "three", "saw": 0})
     found = list(judge(tmp_path / "store.db", GOOD[:2]))
     assert any("nobody says so" in one for one in found)

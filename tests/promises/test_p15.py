@@ -80,10 +80,11 @@ def test_the_comparison_is_strict(one: Any, two: Any) -> None:
 def test_what_can_not_come_back_is_refused_and_leaves_nothing(number: int) -> None:
     with perdure.open("memory:", types=TYPES) as store:
         session = store.session("a")
-        session.append({"role": "user", "good": 1})
+        session.append({"role": "user", "content": "", "good": 1})
         with pytest.raises(UsageError) as caught:
             session.append(
-                {"role": "user", "good": 1}, {"role": "user", "list": [1, {"x y": BAD[number]()}]}
+                {"role": "user", "content": "", "good": 1},
+                {"role": "user", "content": "", "list": [1, {"x y": BAD[number]()}]},
             )
         assert caught.value.path == "$.list[1]['x y']"
         assert session.position == store.session("a").position == 1
@@ -102,18 +103,18 @@ def test_names_beside_a_value_are_refused_as_values_are(text: Any) -> None:
     """A record that is stored and can not be decoded would close its session for ever."""
     with perdure.open("memory:") as store:
         session = store.session("a")
-        session.append({"role": "user", "good": 1})
+        session.append({"role": "user", "content": "", "good": 1})
         turn = session.turn("hello").__enter__()
         before = session.position
         for call in (
-            lambda: session.append({"role": "user", "a": 1}, author=text),
-            lambda: session.append({"role": "user", "a": 1}, recipient=text),
-            lambda: session.append({"role": "user", "a": 1}, channel=text),
-            lambda: session.append({"role": "user", "a": 1}, origin=text),
+            lambda: session.append({"role": "user", "content": "", "a": 1}, author=text),
+            lambda: session.append({"role": "user", "content": "", "a": 1}, recipient=text),
+            lambda: session.append({"role": "user", "content": "", "a": 1}, channel=text),
+            lambda: session.append({"role": "user", "content": "", "a": 1}, origin=text),
             lambda: session.note(1, author=text),
             lambda: session.turn("a", correlation_id=text).__enter__(),
             lambda: session.turn("a", author=text).__enter__(),
-            lambda: turn.append({"role": "user", "a": 1}, author=text),
+            lambda: turn.append({"role": "user", "content": "", "a": 1}, author=text),
             lambda: turn.abandon(text),
             lambda: store.delete("a", reason=text),
         ):

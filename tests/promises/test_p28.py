@@ -33,7 +33,7 @@ def test_a_broken_clock_stops_turns_branches_and_deletions_too(number: int) -> N
     good = p28_clocks.even()
     with perdure.open("memory:", clock=lambda: clock() if broken else good()) as store:
         session = store.session("a")
-        session.append({"role": "user", "a": 1})
+        session.append({"role": "user", "content": "", "a": 1})
         before = [*store.sessions()]
         broken = True
         for call in (
@@ -48,7 +48,7 @@ def test_a_broken_clock_stops_turns_branches_and_deletions_too(number: int) -> N
                 call()
         assert [*store.sessions()] == before
         broken = False
-        session.branch("b").append({"role": "user", "b": 1})
+        session.branch("b").append({"role": "user", "content": "", "b": 1})
         session.verify()
 
 

@@ -38,7 +38,7 @@ async def test_the_most_recently_changed_session_comes_first(address: str, tmp_p
 async def test_after_can_not_be_given_with_recent(address: str, tmp_path: Path) -> None:
     async with perdure.open_async(address.format(tmp_path)) as store:
         await fill(store)
-        with pytest.raises(UsageError, match="`after` is an id"):
+        with pytest.raises(UsageError, match="`after` cannot continue the order by last change"):
             _ = [head async for head in store.sessions(recent=True, after="a")]
 
 

@@ -38,7 +38,7 @@ def test_the_most_recently_changed_session_comes_first(address: str, tmp_path: P
 def test_after_can_not_be_given_with_recent(address: str, tmp_path: Path) -> None:
     with perdure.open(address.format(tmp_path)) as store:
         fill(store)
-        with pytest.raises(UsageError, match="`after` is an id"):
+        with pytest.raises(UsageError, match="`after` cannot continue the order by last change"):
             _ = list(store.sessions(recent=True, after="a"))
 
 

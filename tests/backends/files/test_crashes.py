@@ -621,7 +621,7 @@ def test_a_child_does_not_keep_the_lock_of_a_file_that_was_being_closed(folder: 
     os.close(locked_file.fd)
     others = LockedFiles(Disk())
     try:
-        assert others.try_lock(str(path), os.O_RDWR, timeout=0) is not None
+        assert others.try_lock(str(path), os.O_RDWR, timeout=20) is not None
     finally:
         others.close()
         os.close(writing)

@@ -386,6 +386,15 @@ def test_facts_of_every_version_since_compactions_exist_can_be_read() -> None:
 # Other handles, branches, copies.
 
 
+def test_a_handle_of_an_empty_session_goes_on_behind_its_compaction(backend: Backend) -> None:
+    """The first entry has a snapshot, and so names the session, as the first one of all does."""
+    empty = perdure.open(backend).session("s")
+    filled(backend).compact(keep=0)
+    empty.note("later")
+    assert (contents(empty), len(empty)) == ([], 0)
+    assert reopened(empty).verify().complete_from > 60
+
+
 def test_a_handle_behind_the_cut_appends_reads_and_refreshes(backend: Backend) -> None:
     session = filled(backend)
     stale, noting, reading = (reopened(session) for _ in range(3))

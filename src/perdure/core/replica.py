@@ -333,7 +333,7 @@ class Replica:
         # Two kinds of entry need not link to the known tip: the first one of a stream, and a
         # deletion, after which everything before it may have been dropped.
         # Compactions and snapshots name the session too, also where nothing is left before them.
-        begins = not tip.position and linked.header.session is not None
+        begins = not tip.position and linked.header.begins_stream
         begins = begins and linked.header.kind not in ("compacted", "snapshot")
         dropped = linked.header.kind == "deleted" and linked.entry.position > tip.position
         if not begins and not dropped:

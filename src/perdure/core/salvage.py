@@ -30,7 +30,7 @@ def salvage_history(name: str, settings: Settings, on_damage: OnDamage | None) -
     if not lineage:
         # The first entry of a stream names its session; without that, earlier ones are missing,
         # unless a compaction dropped them.
-        is_bound = first is not None and first.header.session is not None
+        is_bound = first is not None and first.header.begins_stream
         begin = 0 if start <= 1 else start if is_bound else start - 1
         if start > 1 and not is_bound:
             compacted = yield from _find_compaction(name, start)

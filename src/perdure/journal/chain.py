@@ -102,6 +102,11 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         """The session, if the entry names it."""
         return self.bound[1] if self.bound else None
 
+    @property
+    def begins_stream(self) -> bool:
+        """Whether a stream can begin with it. Others are first only after a compaction."""
+        return not self.previous or self.kind in FIRST_KINDS
+
 
 class _KeyedHeader(Header, frozen=True, array_like=True, forbid_unknown_fields=True):
     records: tuple[KeyedRecordHeader, ...]

@@ -54,6 +54,6 @@ def _begins_otherwise(stream: StreamIdentity, entry: Entry) -> Steps[bool]:
     name = stream.session
     first = yield from requests.read(name, after=0, limit=1)
     header = chain.verify_entry(name, entry).header
-    if [*first] != [entry] or header.session is None:
+    if [*first] != [entry] or not header.begins_stream:
         return False
     return (header.kind, header.stream) != (Deleted.kind, stream.id)

@@ -112,7 +112,7 @@ def _plan_replacement(head: Head, target: Head, copied: str | None) -> CopySteps
     was_deleted = target_header.kind == Deleted.kind
     is_older = target.position - was_deleted < first.position
     # A stream that begins with neither its first entry nor a deletion was compacted.
-    is_dropped = source_header.kind == Deleted.kind or source_header.session is None
+    is_dropped = source_header.kind == Deleted.kind or not source_header.begins_stream
     is_gone = is_deleted or (is_older and is_dropped)
     if source_header.stream != target_header.stream or not is_gone:
         at = min(head.position, target.position)
@@ -120,7 +120,7 @@ def _plan_replacement(head: Head, target: Head, copied: str | None) -> CopySteps
     is_copy = is_older and (HALF_COPIED in target.labels or target.digest == copied)
     if is_copy or was_deleted:
         return CopyPlan(first.position - 1, None, removed=target)
-    done = "compacted" if source_header.session is None else "deleted"
+    done = "compacted" if not source_header.begins_stream else "deleted"
     reason = UNCOMPARABLE.format(done=done, delete=delete_call(name))
     raise CopyRefused("conflict", reason, target.position)
 

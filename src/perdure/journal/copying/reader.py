@@ -76,7 +76,7 @@ class ChainVerifier:
 
     def _begin(self, first: VerifiedEntry) -> None:
         position, header = first.entry.position, first.header
-        if header.bound is None:  # Only an entry that can begin a stream names its session.
+        if not header.begins_stream:  # It may after a compaction, whose record is still to come.
             self._first = ChainTip(position - 1, header.previous)
         if position == 1 and header.previous:
             raise ChainError(self._name, 1, "it is the first entry, but links to an earlier one")

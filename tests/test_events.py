@@ -173,7 +173,7 @@ def test_nothing_is_imported_or_told_where_nobody_listens() -> None:
     code = (
         "import sys, perdure\n"
         "s = perdure.open('memory:').session('s')\n"
-        "s.append({'role': 'user'})\n"
+        "s.append({'role': 'user', 'content': 'hi'})\n"
         "s.close()\n"
         "print('logging' in sys.modules)\n"
     )

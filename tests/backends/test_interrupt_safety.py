@@ -15,11 +15,11 @@ from pathlib import Path
 import apsw
 import pytest
 
+from perdure.backends.connection_slots import ConnectionSlots
 from perdure.backends.files.backend import FilesBackend
 from perdure.backends.interrupt_safety import AsyncLock, AsyncWakeSignal, Event, WakeSignal
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.postgres.backend import PostgresBackend
-from perdure.backends.postgres.concurrency import ConnectionSlots
 from perdure.backends.protocol import Backend, require_watch
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.testing.contract.samples import append_all, append_of, entries, names

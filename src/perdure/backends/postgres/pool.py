@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import psycopg
 
+from perdure.backends.connection_slots import ConnectionSlots, current_loop, sleep
 from perdure.backends.postgres.address import PostgresAddress
-from perdure.backends.postgres.concurrency import ConnectionSlots, current_loop, sleep
 from perdure.backends.postgres.connection import (
     SERVER_PROCESS_QUERY,
     Connection,

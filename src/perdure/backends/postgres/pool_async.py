@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import psycopg
 
-from perdure.backends.postgres.address import PostgresAddress
-from perdure.backends.postgres.concurrency import (
+from perdure.backends.connection_slots import (
     AsyncConnectionSlots,
     current_loop_async,
     sleep_async,
 )
+from perdure.backends.postgres.address import PostgresAddress
 from perdure.backends.postgres.connection import (
     SERVER_PROCESS_QUERY,
     AsyncConnection,

@@ -1,4 +1,4 @@
-"""Waiting, blocking or in an event loop: the only code of the pool written twice.
+"""Waiting for a connection, blocking or in an event loop: the part of a pool written twice.
 
 The names differ by `Async` or `_async` alone, which the generator of the sync modules removes.
 """

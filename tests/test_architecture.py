@@ -241,7 +241,12 @@ def test_opening_a_store_does_not_wait_for_heavy_modules() -> None:
     """What takes longer to import than perdure is imported by the call that needs it."""
     heavy = {"asyncio", "concurrent", "dataclasses", "inspect", "json", "logging"}
     light = {"errors", "events", "backends", "formats", "journal", "core", "sync"}
-    asynchronous = ("backends.offload", "backends.postgres")
+    asynchronous = (
+        "backends.connection_slots",
+        "backends.offload",
+        "backends.postgres",
+        "backends.redis",
+    )
     found = [
         f"{module} imports {name}"
         for module, path in MODULES.items()

@@ -4,7 +4,7 @@ from typing import Any
 
 import perdure
 from perdure.backends.memory import MemoryBackend
-from perdure.journal.records import EffectSettled, TurnEnd
+from perdure.journal.records import EffectOutcome, TurnEnd
 
 
 def said(text: str, role: str = "user") -> dict[str, Any]:
@@ -24,7 +24,7 @@ def forgotten(session: perdure.Session) -> list[str]:
     """Return the ids and keys of callers in a session that are not found where they are."""
     stored: dict[str, int] = {}
     for record in session.records():
-        if isinstance(record.content, EffectSettled) and record.content.intent:
+        if isinstance(record.content, EffectOutcome) and record.content.intent:
             stored[record.content.identity] = record.position
         elif isinstance(record.content, TurnEnd):  # A turn is found at its newest end.
             stored[record.content.turn] = record.position

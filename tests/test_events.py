@@ -284,7 +284,7 @@ def test_text_of_users_is_one_line_of_json_and_can_be_read(log: io.StringIO) -> 
     told = [json.loads(line) for line in lines]
     assert told[-1]["message"] == f"changed by {EVIL}"
     assert {line["session"] for line in told[:-1]} == {"claim\\u2028-\\u202e1"}
-    assert any(line.get("who") for line in told if line["event"] == "lease_lost")
+    assert any(line.get("holder") for line in told if line["event"] == "lease_lost")
 
 
 def test_a_correlation_id_on_other_loggers_is_safe_too() -> None:

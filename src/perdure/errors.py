@@ -155,41 +155,41 @@ class ConflictError(PerdureError):
 class LeaseHeldError(PerdureError):
     """Another handle holds the session's lease, so this call must wait. Nothing was written.
 
-    `who` is the name that the holder gave itself, `ttl` the lease's length in seconds, and
+    `holder` is the name that the holder gave itself, `ttl` the lease's length in seconds, and
     `position` where the lease was last taken or renewed.
     """
 
-    def __init__(self, stream: str, epoch: int, who: str, ttl: float, position: int) -> None:
-        super().__init__(stream, epoch, who, ttl, position)
+    def __init__(self, stream: str, epoch: int, holder: str, ttl: float, position: int) -> None:
+        super().__init__(stream, epoch, holder, ttl, position)
         self.stream = stream
         self.epoch = epoch
-        self.who = who
+        self.holder = holder
         self.ttl = ttl
         self.position = position
 
     def __str__(self) -> str:
         lease = f"epoch {self.epoch}, {self.ttl:g} s, last renewed at position {self.position}"
         hint = "wait for the lease with session.lease(timeout=True), or leave a note"
-        return f"session {self.stream!r} is held by {self.who!r} ({lease}): {hint}"
+        return f"session {self.stream!r} is held by {self.holder!r} ({lease}): {hint}"
 
 
 class FencedError(PerdureError):
     """The lease that this call relied on is lost; nothing was written.
 
     Stop the work that was started under it: another worker may be doing it. `newer` is the current
-    epoch and `who` its holder; 0 and empty if no other holder is known.
+    epoch and `holder` its holder; 0 and empty if no other holder is known.
     """
 
-    def __init__(self, stream: str, epoch: int, newer: int, who: str, reason: str = "") -> None:
-        super().__init__(stream, epoch, newer, who, reason)
+    def __init__(self, stream: str, epoch: int, newer: int, holder: str, reason: str = "") -> None:
+        super().__init__(stream, epoch, newer, holder, reason)
         self.stream = stream
         self.epoch = epoch
         self.newer = newer
-        self.who = who
+        self.holder = holder
         self.reason = reason
 
     def __str__(self) -> str:
-        why = self.reason or f"{self.who!r} took over with epoch {self.newer}"
+        why = self.reason or f"{self.holder!r} took over with epoch {self.newer}"
         hint = "stop this work, take a new lease and re-read the session"
         return f"lost the lease on session {self.stream!r} (epoch {self.epoch}), {why}: {hint}"
 

@@ -17,7 +17,7 @@ no handler for it, and one that has not imported OpenTelemetry has no tracer.
 | `rollback_accepted` | a session continues from what the store has now | `position`, `head` |
 | `lease` | a lease was taken, or not | `ttl`, `epoch` |
 | `release` | a lease was released, or not | `epoch` |
-| `lease_lost` | a lease was lost while in use | `epoch`, `newer`, `who`, `reason` |
+| `lease_lost` | a lease was lost while in use | `epoch`, `newer`, `holder`, `reason` |
 | `verify` | a whole session was checked | `entries`, `position` |
 | `summary` | a summary was made, or not | `first`, `last`, `tokens` |
 | `summary_failed` | an automatic summary failed, with no caller waiting for it | `reason` |

@@ -38,7 +38,7 @@ def test_without_force_it_only_says_who_holds_it(
 def test_with_force_it_is_taken_and_recorded(
     path: Path, lease: tuple[perdure.Session, Lease]
 ) -> None:
-    done = invoke(path, "release", "claim-4711", "--force", "--who", "ops")
+    done = invoke(path, "release", "claim-4711", "--force", "--owner", "ops")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == (
         "claim-4711 was held by worker 7 (epoch 1, 30 s); taken as epoch 2, and released.\n"
@@ -73,7 +73,7 @@ def test_ls_and_show_say_who_holds_a_session(
     ]
     assert "leased by worker 7, turn-open, vip" in line
     (found,) = objects(invoke(path, "ls", "--label", "leased", "--json"))
-    assert found["holder"] == {"epoch": 1, "who": "worker 7", "ttl": 30.0}
+    assert found["holder"] == {"epoch": 1, "name": "worker 7", "ttl": 30.0}
     lease[1]._renew()
     shown = invoke(path, "show", "claim-4711").stdout
     assert "held by worker 7 (epoch 1)" in shown

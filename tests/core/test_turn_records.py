@@ -512,7 +512,7 @@ def test_a_call_in_flight_when_its_turn_fails_is_treated_by_its_policy(
     with again.turn("go", id="r1"):
         assert durable(again)() == "done"
     assert len(runs) == 2
-    assert kinds(again).count("effect.settled") == 2
+    assert kinds(again).count("effect.outcome") == 2
 
 
 def test_a_recorded_timeout_is_served_and_not_taken_for_an_interruption(

@@ -77,7 +77,7 @@ def test_the_first_entry_names_tenant_and_session() -> None:
     ("content", "bound"),
     [
         (Deleted(), ["", "claim-4711"]),
-        (Snapshot(state=1, facts={}), ["", "claim-4711"]),
+        (Snapshot(state_version=1, facts={}), ["", "claim-4711"]),
         (Branched(parent="p", stream="s", at=7), ["", "claim-4711", "p", "s"]),
         (Note(data=1), None),
     ],

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import perdure
 from perdure.core.effects.calls import DidNotHappen, Happened
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
-from perdure.journal.records import EffectIntended, EffectSettled
+from perdure.journal.records import EffectIntent, EffectOutcome
 from perdure.testing import violations
 from tests.promises.errand_runs import Found
 from tests.promises.errands import ASKED, ERRANDS, INNER, ISSUED, Scenario, result
@@ -25,8 +25,8 @@ class Deed(NamedTuple):
     """A call as the record has it: every attempt, and every outcome, with their positions."""
 
     identity: str
-    attempts: list[tuple[int, str, EffectIntended]]
-    outcomes: list[tuple[int, EffectSettled]]
+    attempts: list[tuple[int, str, EffectIntent]]
+    outcomes: list[tuple[int, EffectOutcome]]
 
     @property
     def policy(self) -> str:
@@ -41,9 +41,9 @@ class Deed(NamedTuple):
         return self.outcomes[-1][1].state if self.outcomes else OPEN
 
 
-def errand_of(intent: EffectIntended) -> str:
+def errand_of(intent: EffectIntent) -> str:
     """Return which errand a call was to run; what a model was asked is not in the record."""
-    return ASKED if intent.called == "model" else str(intent.arguments["errand"])
+    return ASKED if intent.call_type == "model" else str(intent.arguments["errand"])
 
 
 def deeds(session: perdure.Session) -> dict[str, Deed]:
@@ -51,10 +51,10 @@ def deeds(session: perdure.Session) -> dict[str, Deed]:
     found: dict[str, Deed] = {}
     for record in session.records():
         content = record.content
-        if isinstance(content, EffectIntended):
+        if isinstance(content, EffectIntent):
             deed = found.setdefault(content.identity, Deed(content.identity, [], []))
             deed.attempts.append((record.position, record.id, content))
-        elif isinstance(content, EffectSettled):
+        elif isinstance(content, EffectOutcome):
             found[content.identity].outcomes.append((record.position, content))
     return found
 

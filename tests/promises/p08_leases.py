@@ -176,7 +176,7 @@ def held_by_one(records: list[Record]) -> Iterator[str]:
         if record.kind == "lease.taken":
             if content.epoch != epoch + 1:
                 yield f"epoch {content.epoch} at {record.position} came after {epoch}"
-            epoch, held, who = content.epoch, True, content.who
+            epoch, held, who = content.epoch, True, content.holder
         elif record.kind in ("lease.renewed", "lease.released"):
             if not held or content.epoch != epoch:
                 yield f"a {record.kind} of {content.epoch} at {record.position}, in epoch {epoch}"

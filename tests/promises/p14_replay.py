@@ -20,7 +20,7 @@ from perdure.core.replay import record
 from perdure.core.settings import settings_of
 from perdure.journal import chain, codec
 from perdure.journal.chain import EMPTY_CHAIN, PendingRecord, StreamIdentity
-from perdure.journal.records import EffectSettled
+from perdure.journal.records import EffectOutcome
 from perdure.sync.store import Store
 from perdure.testing import ModelServer
 from tests.promises.p14_agents import CHANGES, Running, Script, World, changed, draw, drive
@@ -155,7 +155,7 @@ class Recorded:
         results = [
             step
             for step in steps
-            if isinstance(step.content, EffectSettled)
+            if isinstance(step.content, EffectOutcome)
             and step.content.result is not None
             and step.content.identity not in inner
         ]

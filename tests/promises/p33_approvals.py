@@ -19,7 +19,7 @@ from perdure.backends.digests import digest_of
 from perdure.core.state.approvals import binding_digest
 from perdure.errors import ApprovalDeniedError, ApprovalPendingError, UnknownOutcomeError
 from perdure.journal.codec import encode_tree
-from perdure.journal.records import ApprovalAsked, ApprovalDecided, EffectIntended, Record
+from perdure.journal.records import ApprovalDecided, ApprovalRequested, EffectIntent, Record
 from tests.promises import children, errand_runs, places, world
 from tests.promises.kinds import KINDS, Kind
 from tests.promises.promise import Promise, Trial, in_time
@@ -157,16 +157,16 @@ def _is_over(kind: Kind, directory: Path) -> bool:
 
 def judge(records: list[Record], lines: list[Line]) -> str:
     """Return what is wrong with a history, read without the help of the code that made it."""
-    asked = {one.id: one.content for one in records if isinstance(one.content, ApprovalAsked)}
+    asked = {one.id: one.content for one in records if isinstance(one.content, ApprovalRequested)}
     decided: dict[str, ApprovalDecided] = {}
-    intents: dict[str, EffectIntended] = {}
+    intents: dict[str, EffectIntent] = {}
     for record in records:
         content = record.content
         if isinstance(content, ApprovalDecided):
             if content.approval in decided:
                 return f"two decisions about {content.approval}"
             decided[content.approval] = content
-        elif isinstance(content, EffectIntended):
+        elif isinstance(content, EffectIntent):
             intents[record.id] = content
             if problem := _allowed(content, asked, decided):
                 return problem
@@ -177,7 +177,7 @@ def judge(records: list[Record], lines: list[Line]) -> str:
 
 
 def _allowed(
-    intent: EffectIntended, asked: dict[str, ApprovalAsked], decided: dict[str, ApprovalDecided]
+    intent: EffectIntent, asked: dict[str, ApprovalRequested], decided: dict[str, ApprovalDecided]
 ) -> str:
     """Say what is wrong with an intent, in view of what stood before it."""
     amount = intent.arguments["amount"]
@@ -187,14 +187,14 @@ def _allowed(
         return f"{amount} was begun without an approval"
     request, decision = asked[intent.approval], decided[intent.approval]
     bound = binding_digest(intent.tool, intent.version, digest_of(encode_tree(intent.arguments)))
-    if decision.decision != "approved" or decision.bound != bound:
+    if decision.decision != "approved" or decision.call_digest != bound:
         return f"{amount} was begun under {decision}"
     if (request.identity, request.arguments) != (intent.identity, intent.arguments):
         return f"{amount} was begun under the approval of {request}"
     return "" if amount in APPROVED else f"{amount} was approved by nobody"
 
 
-def _happened(intents: dict[str, EffectIntended], lines: list[Line]) -> str:
+def _happened(intents: dict[str, EffectIntent], lines: list[Line]) -> str:
     times = Counter(line.effect for line in lines)
     for line in lines:
         intent = intents.get(line.effect)
@@ -210,7 +210,7 @@ def _happened(intents: dict[str, EffectIntended], lines: list[Line]) -> str:
     return ""
 
 
-def _asked_once(asked: dict[str, ApprovalAsked]) -> str:
+def _asked_once(asked: dict[str, ApprovalRequested]) -> str:
     calls = Counter(content.identity for content in asked.values())
     twice = [identity for identity, count in calls.items() if count > 1]
     if twice or len(calls) != len(APPROVED | DENIED):

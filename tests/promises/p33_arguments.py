@@ -24,7 +24,7 @@ from perdure.backends.offload import ThreadedBackend
 from perdure.backends.protocol import Append, Outcome
 from perdure.errors import UsageError
 from perdure.journal.codec import Codec, encode_tree
-from perdure.journal.records import ApprovalAsked, EffectIntended, Record
+from perdure.journal.records import ApprovalRequested, EffectIntent, Record
 from tests.promises.promise import Promise, Trial, in_time
 
 ITEMS_MAX = 8  # Items of a list that grows all the time.
@@ -131,8 +131,8 @@ class Functions:
 def judge(records: list[Record], functions: Functions, what: str) -> Trial:
     """Compare what is recorded, what was approved and what the functions got."""
     contents = [record.content for record in records]
-    stored = [one for one in contents if isinstance(one, EffectIntended | ApprovalAsked)]
-    if not functions.got or not any(isinstance(one, EffectIntended) for one in stored):
+    stored = [one for one in contents if isinstance(one, EffectIntent | ApprovalRequested)]
+    if not functions.got or not any(isinstance(one, EffectIntent) for one in stored):
         return Trial(what, "nothing was called")
     recorded = stored[0].arguments
     seen = [*(one.arguments for one in stored), *functions.got]
@@ -147,7 +147,7 @@ def judge(records: list[Record], functions: Functions, what: str) -> Trial:
 
 def judge_model(records: list[Record], functions: Functions, what: str) -> Trial:
     """Compare the recorded digest with what was sent."""
-    (intent,) = [one.content for one in records if isinstance(one.content, EffectIntended)]
+    (intent,) = [one.content for one in records if isinstance(one.content, EffectIntent)]
     sent = [digest_of(encode_tree(one)) for one in functions.got]
     return Trial(what, "" if sent == [intent.digest] else f"sent {functions.got}, not {intent}")
 

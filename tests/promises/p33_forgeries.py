@@ -17,7 +17,7 @@ import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.core.plans import Plan, RecordBatch
 from perdure.errors import ApprovalError, ApprovalPendingError, PerdureError
-from perdure.journal.records import ApprovalAsked, ApprovalDecided, Content
+from perdure.journal.records import ApprovalDecided, ApprovalRequested, Content
 from tests.promises import children, places
 from tests.promises.kinds import KINDS, Kind
 from tests.promises.promise import Promise, Trial, in_time
@@ -103,20 +103,20 @@ def forged_record(draw: random.Random) -> Trial:
     (one,) = session.approvals.pending()
     if draw.random() < 0.5:
         forgery = ApprovalDecided(
-            approval=approval, bound=one.digest, by="eve", decision="approved"
+            approval=approval, call_digest=one.digest, by="eve", decision="approved"
         )
-        field = draw.choice(("approval", "bound"))
+        field = draw.choice(("approval", "call_digest"))
         change = {field: mutated(draw, getattr(forgery, field))}
         _append(session, msgspec.structs.replace(forgery, **change))
         what = f"a decision with another {field}"
     else:
-        record = next(r for r in session.records() if isinstance(r.content, ApprovalAsked))
-        assert isinstance(record.content, ApprovalAsked)
+        record = next(r for r in session.records() if isinstance(r.content, ApprovalRequested))
+        assert isinstance(record.content, ApprovalRequested)
         shown = {"to": mutated(draw, WORDS[2])}
         forged = msgspec.structs.replace(record.content, arguments=shown)
         _append(session, forged)
         what = f"a request that shows {shown}"
-        asked = [r.id for r in session.records() if isinstance(r.content, ApprovalAsked)][-1]
+        asked = [r.id for r in session.records() if isinstance(r.content, ApprovalRequested)][-1]
         try:
             session.approvals.approve(asked, by="ada")
         except PerdureError:
@@ -214,7 +214,7 @@ def raced(kind: Kind, directory: Path, draw: random.Random) -> Trial:
     happened = ledger.read_text().splitlines() if ledger.exists() else []
     with perdure.open(address) as store:
         session(store).verify()
-        intents = [r for r in session(store).records() if r.kind == "effect.intended"]
+        intents = [r for r in session(store).records() if r.kind == "effect.intent"]
     if len(happened) > (one.state == "approved") or len(intents) > (one.state == "approved"):
         return Trial(what, f"happened {len(happened)} times, begun {len(intents)} times")
     return Trial(what)

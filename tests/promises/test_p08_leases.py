@@ -124,7 +124,7 @@ def records(*contents: Any) -> list[Record]:
 
 
 def taken(epoch: int, who: str, *, forced: bool = False) -> LeaseTaken:
-    return LeaseTaken(epoch=epoch, owner=who, ttl=1.0, who=who, forced=forced)
+    return LeaseTaken(epoch=epoch, owner=who, ttl=1.0, holder=who, forced=forced)
 
 
 def said(by: str, epoch: int) -> Message:

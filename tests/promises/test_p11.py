@@ -14,7 +14,7 @@ from perdure.core.effects import calls, plans
 from perdure.core.effects.calls import Effect
 from perdure.core.index import CachedPage
 from perdure.core.state.effects import EffectsState
-from perdure.journal.records import EffectIntended
+from perdure.journal.records import EffectIntent
 from perdure.sync import tools
 from perdure.sync.tools import DurableCall, Tool
 from tests.promises import (
@@ -117,7 +117,7 @@ def test_a_key_that_is_not_the_same_is_seen(
     real = EffectsState.with_intent
 
     def forgetful(
-        self: EffectsState, position: int, id: str, content: EffectIntended
+        self: EffectsState, position: int, id: str, content: EffectIntent
     ) -> EffectsState:
         other = msgspec.structs.replace(content, key=f"{content.key}'")
         return real(self, position, id, other)

@@ -274,7 +274,7 @@ def test_a_decision_is_taken_from_anybody(pair: Pair) -> None:
 
     def decide() -> None:
         for record in two.watch(timeout=60):
-            if record.kind == "approval.asked":
+            if record.kind == "approval.requested":
                 two.approvals.approve(record.id, by="boss")
                 return
 
@@ -409,7 +409,7 @@ def test_whoever_was_taken_over_from_is_fenced_by_position(held: Held, clock: Cl
                 with pytest.raises(FencedError, match="'operator' took over") as fenced:
                     act()
                 assert (fenced.value.epoch, fenced.value.newer) == (1, 2)
-                assert fenced.value.who == "operator"
+                assert fenced.value.holder == "operator"
             one.note("what I know")
         with pytest.raises(FencedError):  # Although nobody holds it any more.
             one.append(said("stale"))
@@ -614,7 +614,7 @@ def test_a_renewal_or_release_of_another_lease_says_nothing() -> None:
     fold.apply(1, ".a", LeaseRenewed(epoch=1, owner="a"), b"")
     fold.apply(2, ".b", LeaseReleased(epoch=1, owner="a"), b"")
     assert fold.lease is None
-    fold.apply(3, ".c", LeaseTaken(epoch=2, owner="b", ttl=30.0, who="b"), b"")
+    fold.apply(3, ".c", LeaseTaken(epoch=2, owner="b", ttl=30.0, holder="b"), b"")
     for number, (epoch, owner) in enumerate(((1, "a"), (2, "a"), (1, "b")), start=4):
         fold.apply(number, ".d", LeaseRenewed(epoch=epoch, owner=owner), b"")
         fold.apply(number, ".e", LeaseReleased(epoch=epoch, owner=owner), b"")

@@ -75,7 +75,7 @@ Examples:
 With --json, each line is an object: id, messages, position, last_role,
 changed (ISO 8601, UTC), labels, fields, state (live, deleted, damaged, or
 newer if a newer perdure wrote it), damage (null, or why it cannot be read)
-and holder (null, or epoch, who and ttl of the lease). What is not known is
+and holder (null, or epoch, name and ttl of the lease). What is not known is
 null.
 """
 
@@ -323,14 +323,14 @@ def _row_json(row: SessionRow) -> dict[str, Any]:
 
 
 def _holder_json(holder: LeaseHolder) -> dict[str, Any]:
-    return {"epoch": holder.epoch, "who": holder.who, "ttl": holder.ttl}
+    return {"epoch": holder.epoch, "name": holder.name, "ttl": holder.ttl}
 
 
 def _labels_cell(row: SessionRow) -> str:
     """Return the labels and fields of a session; the lease label names the lease holder."""
     texts = [labels_text(row.head.labels - {LEASED}), fields_text(row.fields or {})]
     if row.holder is not None:
-        texts.insert(0, f"leased by {first_line(row.holder.who, HOLDER_WIDTH)}")
+        texts.insert(0, f"leased by {first_line(row.holder.name, HOLDER_WIDTH)}")
     return ", ".join(text for text in texts if text)
 
 

@@ -11,9 +11,9 @@ from perdure.sync.lease import this_process
 
 EXAMPLES = """\b
 Examples:
-  perdure release claim-4711                     show the lease holder
-  perdure release claim-4711 --force             end the lease
-  perdure release claim-4711 --force --who ops   record who did it
+  perdure release claim-4711                      show the lease holder
+  perdure release claim-4711 --force              end the lease
+  perdure release claim-4711 --force --owner ops  record who did it
 
 \b
 A worker whose lease was ended is fenced: its later writes are refused. Stop
@@ -25,9 +25,9 @@ also expires by itself: session.lease(timeout=True) takes it over.
 @click.command(cls=StoreCommand, epilog=EXAMPLES)
 @click.argument("session")
 @click.option("--force", is_flag=True, help="End the lease, whichever worker holds it.")
-@click.option("--who", default="", help="Name to record. [default: user and machine]")
+@click.option("--owner", default="", help="Name to record. [default: user and machine]")
 @store_option
-def release(address: str | None, session: str, who: str, *, force: bool) -> None:
+def release(address: str | None, session: str, owner: str, *, force: bool) -> None:
     """Release the lease on a session, so that any worker can take it.
 
     Without --force it only prints the lease holder and exits with 1. The name of the caller is
@@ -40,11 +40,11 @@ def release(address: str | None, session: str, who: str, *, force: bool) -> None
             if holder is None:
                 echo(f"No worker holds {safe(session)}.")
                 return
-            name = f"{safe(holder.who)} (epoch {holder.epoch}, {holder.ttl:g} s)"
+            name = f"{safe(holder.name)} (epoch {holder.epoch}, {holder.ttl:g} s)"
             if not force:
                 echo(f"{safe(session)} is held by {name}: --force ends the lease.", err=True)
                 raise SystemExit(BAD_NEWS)
-            with held.lease(force=True, owner=who or current_operator()) as lease:
+            with held.lease(force=True, owner=owner or current_operator()) as lease:
                 pass
             echo(f"{safe(session)} was held by {name}; taken as epoch {lease.epoch}, and released.")
 

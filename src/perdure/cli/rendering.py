@@ -19,15 +19,15 @@ from perdure.formats.intake import IncomingMessage
 from perdure.formats.streaming import rebuild
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.records import (
-    ApprovalAsked,
     ApprovalDecided,
+    ApprovalRequested,
     Branched,
     BranchKept,
     BranchReleased,
     Content,
     Deleted,
-    EffectIntended,
-    EffectSettled,
+    EffectIntent,
+    EffectOutcome,
     EmptiedContent,
     Erased,
     FieldsChanged,
@@ -127,7 +127,7 @@ def render_record(content: Content, record_id: str) -> RenderedRecord:
             | Tools()
         ):
             return _render_conversation(content)
-        case EffectIntended() | EffectSettled() | ApprovalAsked() | ApprovalDecided():
+        case EffectIntent() | EffectOutcome() | ApprovalRequested() | ApprovalDecided():
             return _render_effect(content, record_id)
         case _:
             return _render_other(content)
@@ -167,17 +167,17 @@ def _render_retraction(content: MessagesRetracted | MessagesReplaced) -> Rendere
 
 def _render_effect(content: Content, record_id: str) -> RenderedRecord:
     """Render a call, its approval, or its outcome."""
-    if isinstance(content, ApprovalAsked | ApprovalDecided):
+    if isinstance(content, ApprovalRequested | ApprovalDecided):
         return _render_approval(content, record_id)
-    if isinstance(content, EffectIntended):
-        suffix = f", again (as at {content.retries})" if content.retries else ""
+    if isinstance(content, EffectIntent):
+        suffix = f", again (as at {content.retry_of})" if content.retry_of else ""
         suffix += f", under approval {safe(content.approval)}" if content.approval else ""
-        if content.called == "model":
+        if content.call_type == "model":
             return RenderedRecord(f"asks {safe(content.tool)}{suffix}", f"request {content.digest}")
         return RenderedRecord(
             f"calls {safe(content.tool)}, {content.policy}{suffix}", _json(content.arguments)
         )
-    if not isinstance(content, EffectSettled):
+    if not isinstance(content, EffectOutcome):
         return _render_other(content)
     which = f"effect {safe(content.effect or record_id)}"
     if content.state == "unknown":
@@ -193,9 +193,11 @@ def _render_effect(content: Content, record_id: str) -> RenderedRecord:
     return RenderedRecord(f"{content.state} in {content.duration:.3f} s, {which}", result)
 
 
-def _render_approval(content: ApprovalAsked | ApprovalDecided, record_id: str) -> RenderedRecord:
+def _render_approval(
+    content: ApprovalRequested | ApprovalDecided, record_id: str
+) -> RenderedRecord:
     """Render an approval request or its decision."""
-    if isinstance(content, ApprovalAsked):
+    if isinstance(content, ApprovalRequested):
         version = f" (version {safe(content.version)})" if content.version else ""
         until = f"until {safe(content.expires)}\n" if content.expires else ""
         heading = f"{safe(content.tool)}{version} waits for approval {safe(record_id)}"
@@ -253,7 +255,7 @@ def _render_lease(content: LeaseChange) -> RenderedRecord:
     if not isinstance(content, LeaseTaken):
         return RenderedRecord(heading)
     force = ", by force" if content.forced else ""
-    return RenderedRecord(f"{heading} by {safe(content.who)} for {content.ttl:g} s{force}")
+    return RenderedRecord(f"{heading} by {safe(content.holder)} for {content.ttl:g} s{force}")
 
 
 def turn_name(turn: str, correlation_id: str = "") -> str:

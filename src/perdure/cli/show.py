@@ -45,8 +45,8 @@ from perdure.core.state.fields import split_labels
 from perdure.errors import DamagedError, NotFoundError
 from perdure.journal.records import (
     BranchKept,
-    EffectIntended,
-    EffectSettled,
+    EffectIntent,
+    EffectOutcome,
     IndexPage,
     LeaseRenewed,
     Message,
@@ -94,7 +94,7 @@ class SessionView:
                 facts.append(Text(plural(len(state.interrupted), "open turn"), "red"))
             if state.lease_holder:
                 holder = (
-                    f"held by {safe(state.lease_holder.who)} (epoch {state.lease_holder.epoch})"
+                    f"held by {safe(state.lease_holder.name)} (epoch {state.lease_holder.epoch})"
                 )
                 facts.append(Text(holder, "yellow"))
         else:
@@ -192,9 +192,9 @@ class SessionView:
         match record.content:
             case Value(key=key) as content if key in ADAPTER_KEYS and text:
                 return state_summary(content)
-            case EffectIntended(called="model"):
+            case EffectIntent(call_type="model"):
                 self._model_calls.add(record.id)
-            case EffectSettled(effect=effect, result=result) if effect in self._model_calls:
+            case EffectOutcome(effect=effect, result=result) if effect in self._model_calls:
                 # The answer is in the messages. Adapters store the provider's whole reply.
                 return data_summary(result) if len(text) > ANSWER_MAX else ""
         return ""

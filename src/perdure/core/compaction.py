@@ -31,7 +31,7 @@ from perdure.journal.chain import PendingRecord, VerifiedRecord
 from perdure.journal.compaction import Carried, Compacted
 from perdure.journal.reader import ForwardReader, History
 from perdure.journal.records import (
-    EffectSettled,
+    EffectOutcome,
     IndexPage,
     Message,
     Snapshot,
@@ -123,7 +123,7 @@ class _Survey:
         if key:
             stripped = strip_derived(record)
             self.rows.append(dropped_ids.encode_row(key, position, content, stripped))
-        if isinstance(content, EffectSettled) and content.intent:
+        if isinstance(content, EffectOutcome) and content.intent:
             self.settled += _outcome_positions(position, content)
         if isinstance(content, TurnContinued) and content.ended:
             self.spans.append((content.begun, position))
@@ -185,12 +185,12 @@ def _carried_outcomes(past: History) -> Steps[list[int]]:
     positions: list[int] = []
     for position in past.carried:
         content = yield from reader.read_content(past, position, check_tip=False)
-        if isinstance(content, EffectSettled) and content.intent:
+        if isinstance(content, EffectOutcome) and content.intent:
             positions += _outcome_positions(position, content)
     return positions
 
 
-def _outcome_positions(position: int, content: EffectSettled) -> list[int]:
+def _outcome_positions(position: int, content: EffectOutcome) -> list[int]:
     """Return the positions of an outcome, its intent and the messages that have its result."""
     before = max(content.message_count, bool(content.shared_form))
     return [content.intent, *range(position - before, position + 1)]
@@ -262,14 +262,14 @@ def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
         compacted = Compacted(
             first=first,
             digest=cut.digest,
-            state=STATE_VERSION,
+            state_version=STATE_VERSION,
             facts=cut.base.facts(),
             recent=cut.base.recent_ids,
             carried=tuple(record.position for record in carried),
             messages=dropped,
         )
         batch.add_content(token(), compacted)
-        snapshot = Snapshot(state=STATE_VERSION, facts=batch.state.facts())
+        snapshot = Snapshot(state_version=STATE_VERSION, facts=batch.state.facts())
         batch.add_content(token(), snapshot)
         if not batch.state.last_message:
             batch.last_payload = b""
@@ -291,7 +291,7 @@ def _carried(batch: RecordBatch, cut: Cut) -> Steps[list[Carried]]:
             continue  # It was erased.
         kept = Carried(
             position=position,
-            record=linked.kind,
+            record_kind=linked.kind,
             id=record.id,
             time=linked.header.time,
             digest=linked.digest,

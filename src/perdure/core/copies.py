@@ -143,16 +143,18 @@ class _SessionCopy:
     def _convert(self, content: Content) -> Content:
         """Return the record that a copy has in the place of one of its source."""
         if isinstance(content, LeaseChange | BranchKept | BranchReleased | Branched):
-            return Omitted(record=content.kind)
+            return Omitted(record_kind=content.kind)
         if isinstance(content, EmptiedContent):
             return Omitted()
         if isinstance(content, Snapshot):
             if self._state.recent_ids:  # No pages of the index before it: an older snapshot.
-                return Omitted(record=content.kind)
-            return Snapshot(state=STATE_VERSION, facts=self._state.facts())
+                return Omitted(record_kind=content.kind)
+            return Snapshot(state_version=STATE_VERSION, facts=self._state.facts())
         if isinstance(content, Compacted):
             facts = self._detached(content).facts()
-            return msgspec.structs.replace(content, digest="", state=STATE_VERSION, facts=facts)
+            return msgspec.structs.replace(
+                content, digest="", state_version=STATE_VERSION, facts=facts
+            )
         return content
 
     def _store(self) -> Steps[bool]:

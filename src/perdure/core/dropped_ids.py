@@ -20,7 +20,7 @@ from perdure.journal import reader
 from perdure.journal.compaction import DroppedIds
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import History
-from perdure.journal.records import BatchStored, Content, EffectSettled, TurnBegun, TurnEnd
+from perdure.journal.records import BatchStored, Content, EffectOutcome, TurnBegun, TurnEnd
 from perdure.journal.requests import Steps
 
 ROW_BYTES = 25
@@ -78,7 +78,7 @@ def key_of(record_id: str, content: Content) -> str:
     """Return the caller's id or the identity that the index has a record under, or ""."""
     if isinstance(content, TurnEnd):
         return content.turn if content.turn[:1] != GENERATED_PREFIX else ""
-    if isinstance(content, EffectSettled):
+    if isinstance(content, EffectOutcome):
         return content.identity if content.intent else ""
     if record_id[:1] == GENERATED_PREFIX or record_id.endswith(INPUT_SUFFIX):
         return ""

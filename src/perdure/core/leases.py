@@ -35,7 +35,7 @@ class LeaseHolder(NamedTuple):
     """The holder of a session's lease. `here` is True if this handle holds it."""
 
     epoch: int
-    who: str
+    name: str
     ttl: float
     here: bool
 
@@ -112,7 +112,7 @@ class HeldLease:
         if lease is None:
             return self.lose(FencedError(name, self.epoch, 0, "", SESSION_DELETED))
         if lease.epoch != self.epoch or lease.owner != self.owner:
-            return self.lose(FencedError(name, self.epoch, lease.epoch, lease.who))
+            return self.lose(FencedError(name, self.epoch, lease.epoch, lease.holder))
         if not self.seconds_left():
             reason = f"no renewal was stored for {self.ttl:g} s"
             return self.lose(FencedError(name, self.epoch, 0, "", reason))
@@ -133,7 +133,7 @@ def lease_refusal(
 
 
 def lease_held_error(name: str, lease: LeaseState) -> LeaseHeldError:
-    return LeaseHeldError(name, lease.epoch, lease.who, lease.ttl, lease.renewed)
+    return LeaseHeldError(name, lease.epoch, lease.holder, lease.ttl, lease.renewed)
 
 
 TTL_MIN, TTL_MAX = 0.05, 86_400.0  # seconds; the fastest renewals a disk sustains; one day
@@ -153,7 +153,7 @@ class LeaseRequest(NamedTuple):
 
     ttl: float
     wait: float
-    who: str
+    holder: str
     force: bool
 
 
@@ -194,7 +194,12 @@ def new_lease(
 
     def on_loss(loss: FencedError) -> None:
         lost()
-        fields = {"epoch": loss.epoch, "newer": loss.newer, "who": loss.who, "reason": loss.reason}
+        fields = {
+            "epoch": loss.epoch,
+            "newer": loss.newer,
+            "holder": loss.holder,
+            "reason": loss.reason,
+        }
         replica.pending_events.append(PendingEvent("lease_lost", fields))
 
     return HeldLease(replica.settings.token(), ttl, now=now, here=here, on_loss=on_loss)
@@ -219,15 +224,15 @@ class TakenLease(NamedTuple):
 
 
 class LeaseAttempt:
-    """One handle's attempt to take the lease. `who` is stored in the record, for people."""
+    """One handle's attempt to take the lease. `holder` is stored in the record, for people."""
 
     def __init__(
-        self, replica: "Replica", request: LeaseRequest, holding: HeldLease, who: str
+        self, replica: "Replica", request: LeaseRequest, holding: HeldLease, holder: str
     ) -> None:
         self._replica = replica
         self._request = request
         self._holding = holding
-        self._who = who
+        self._holder = holder
         self._overdue: tuple[int, int] | None = None
 
     def seconds_until_free(self, now: float) -> float:
@@ -271,7 +276,7 @@ class LeaseAttempt:
                 epoch=lease.epoch + 1 if lease is not None else 1,
                 owner=self._holding.owner,
                 ttl=self._request.ttl,
-                who=self._who,
+                holder=self._holder,
                 forced=self._request.force and is_held,
             )
             batch.add_content(record_id, content)
@@ -334,4 +339,4 @@ def lease_holder(replica: "Replica") -> LeaseHolder | None:
         return None
     holding = replica.held_lease
     here = holding is not None and holding.active and holding.owns(lease)
-    return LeaseHolder(lease.epoch, lease.who, lease.ttl, here)
+    return LeaseHolder(lease.epoch, lease.holder, lease.ttl, here)

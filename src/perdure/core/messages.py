@@ -190,5 +190,5 @@ def with_caller_id(drafts: Sequence[PendingRecord], record_id: str) -> PendingRe
     content = drafts[0].content
     if len(drafts) > 1 and isinstance(content, Message):
         payloads = [strip_derived(draft) for draft in drafts]
-        content = msgspec.structs.replace(content, call=fingerprint(b"\0".join(payloads)))
+        content = msgspec.structs.replace(content, append_digest=fingerprint(b"\0".join(payloads)))
     return PendingRecord(record_id, content, codec.encode(content))

@@ -29,7 +29,7 @@ from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import ContentT, History
 from perdure.journal.records import (
     Content,
-    EffectSettled,
+    EffectOutcome,
     Message,
     MessagesReplaced,
     MessagesRetracted,
@@ -217,7 +217,7 @@ class RecordBatch(msgspec.Struct, eq=False):
 
 def _indexed_as(content: Content) -> str:
     """Return the identity or the turn that the index has an outcome or an end under, or ""."""
-    return content.subject if isinstance(content, EffectSettled | TurnEnd) else ""
+    return content.subject if isinstance(content, EffectOutcome | TurnEnd) else ""
 
 
 def strip_derived(record: PendingRecord) -> bytes:

@@ -513,7 +513,7 @@ class Replica:
             batch.index_pages[position] = index.decode_rows(self.name, position, page)
         facts = batch.state.facts()
         try:
-            batch.add_content(self.new_id(), Snapshot(state=STATE_VERSION, facts=facts))
+            batch.add_content(self.new_id(), Snapshot(state_version=STATE_VERSION, facts=facts))
         except UsageError as error:  # Too large. Snapshots only save reading, so continue without.
             batch.rollback(saved)
             batch.index_pages.clear()

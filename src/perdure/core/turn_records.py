@@ -25,11 +25,11 @@ from perdure.journal.chain import VerifiedRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import BackwardReader, ForwardReader, History
 from perdure.journal.records import (
-    ApprovalAsked,
     ApprovalDecided,
+    ApprovalRequested,
     Content,
-    EffectIntended,
-    EffectSettled,
+    EffectIntent,
+    EffectOutcome,
     Message,
     TurnBegun,
     TurnContinued,
@@ -121,15 +121,15 @@ class _NewestRecords:
 def _spans(batch: RecordBatch, place: TurnPlace) -> Steps[list[TurnSpan]]:
     """Return the spans of a turn, newest first."""
     if place.ended_by is None:
-        since, last = batch.state.turns[place.turn].since, batch.position
+        reopened, last = batch.state.turns[place.turn].reopened, batch.position
     else:
-        since, last = place.ended_by.since, place.end
-    spans = [TurnSpan(since or place.begun, last)]
-    while since:
-        continued = yield from batch.read(since, TurnContinued)
+        reopened, last = place.ended_by.reopened, place.end
+    spans = [TurnSpan(reopened or place.begun, last)]
+    while reopened:
+        continued = yield from batch.read(reopened, TurnContinued)
         end = yield from batch.read(continued.ended, TurnEnd)
-        since = end.since
-        spans.append(TurnSpan(since or place.begun, continued.ended))
+        reopened = end.reopened
+        spans.append(TurnSpan(reopened or place.begun, continued.ended))
     return spans
 
 
@@ -337,11 +337,11 @@ class _TurnFacts:
                 turns = (content.turn,)
                 conversation = self.conversation.apply_message(position, record_id, content, turns)
                 self.conversation = conversation
-            case EffectIntended():
+            case EffectIntent():
                 self.effects = self.effects.with_intent(position, record_id, content)
-            case EffectSettled():
+            case EffectOutcome():
                 self.effects = self.effects.with_outcome(position, content, over=False)
-            case ApprovalAsked():
+            case ApprovalRequested():
                 self.effects = self.effects.with_request(position, record_id, content)
             case ApprovalDecided():
                 self.effects = self.effects.with_decision(position, content)

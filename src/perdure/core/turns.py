@@ -178,9 +178,9 @@ def _end_turn(replica: Replica, turn: TurnOwnership, content: TurnEnd) -> Plan[i
             yield from streaming.add_interrupted_answers(replica, batch, turns=[turn.turn])
         error, reason = (failed.error, failed.reason) if failed else ("", "")
         plans.mark_unknown(replica, batch, turn.turn, error, reason)
-        begun, since = open_turn.position, open_turn.since
+        begun, reopened = open_turn.position, open_turn.reopened
         return batch.add_content(
-            record_id, msgspec.structs.replace(content, begun=begun, since=since)
+            record_id, msgspec.structs.replace(content, begun=begun, reopened=reopened)
         )
 
     return Plan("turn.end", turn.turn, make)

@@ -59,7 +59,9 @@ def _version_record(
     if edits is not None:
         return Value(key=key, version=version, form="delta", data=edits, previous=previous)
     tree, first = codec.decode_tree(data), facts.chain[0] if facts else 0
-    return Value(key=key, version=version, form="full", data=tree, previous=previous, earlier=first)
+    return Value(
+        key=key, version=version, form="full", data=tree, previous=previous, previous_full=first
+    )
 
 
 def read_value_data(past: History, chain: Sequence[int]) -> Steps[bytes]:
@@ -97,7 +99,7 @@ def delete_value(replica: Replica, key: str) -> Plan[int]:
             version=facts.version + 1,
             form="deleted",
             previous=facts.position,
-            earlier=facts.chain[0],
+            previous_full=facts.chain[0],
         )
         batch.values.pop(key, None)  # An earlier plan of this batch may have set it.
         return batch.add_content(record_id, content)
@@ -147,7 +149,7 @@ def _read_earlier(past: History, key: str, facts: ValueState, version: int) -> S
     start = yield from reader.read_kind(past, facts.chain[0], Value, check_tip=False)
     while start.version > version:
         newest = start.previous
-        start = yield from reader.read_kind(past, start.earlier, Value, check_tip=False)
+        start = yield from reader.read_kind(past, start.previous_full, Value, check_tip=False)
     chain = []
     while True:
         content = yield from reader.read_kind(past, newest, Value, check_tip=False)

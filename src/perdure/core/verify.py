@@ -103,7 +103,7 @@ def _require_snapshot(
     name: str, linked: VerifiedRecord, content: Snapshot, state: SessionState
 ) -> int:
     """Raise unless a snapshot matches the state; return 1, or 0 for another version."""
-    if content.state != STATE_VERSION:
+    if content.state_version != STATE_VERSION:
         return 0
     if content.facts != state.facts():
         reason = "a state snapshot that does not match the records before it"

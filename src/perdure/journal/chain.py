@@ -437,12 +437,12 @@ def unwrap(name: str, linked: VerifiedRecord, cipher: Cipher) -> VerifiedRecord:
     if not isinstance(content, Carried):
         raise ChainError(name, linked.position, "a record of kind 'carried' is expected here")
     position, payload = content.position, codec.encode_tree(content.content)
-    record = RecordHeader(content.record, content.id, len(payload), "")
+    record = RecordHeader(content.record_kind, content.id, len(payload), "")
     header = msgspec.structs.replace(
         linked.header, position=position, time=content.time, bound=None, records=(record,)
     )
     facts = EntryFacts(Entry(position, b"", payload), header, content.digest)
-    kept = codec.decode(content.record, payload, stream=name, position=position)
+    kept = codec.decode(content.record_kind, payload, stream=name, position=position)
     opened = VerifiedRecord(facts, position, record, payload)
     opened._opened = PendingRecord(content.id, kept, payload)  # noqa: SLF001 - as `decode_record`
     return opened

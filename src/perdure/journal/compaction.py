@@ -12,13 +12,13 @@ from perdure.journal.records import Content
 class Carried(Content, frozen=True, kw_only=True):
     """A record that a compaction dropped and the session still needs, with its own position.
 
-    `record` is its kind, `digest` that of its entry, `content` what it held.
+    `record_kind` is its kind, `digest` that of its entry, `content` what it held.
     """
 
     kind: ClassVar[str] = "carried"
 
     position: int
-    record: str
+    record_kind: str
     id: str
     time: str
     digest: str
@@ -44,16 +44,16 @@ class Compacted(Content, frozen=True, kw_only=True):
     """The session was compacted: entries before `first` may be dropped.
 
     `digest` is that of the last of them; empty in a copy, which never had them. `facts` are the
-    state before `first`, as in a snapshot of version `state`, and `recent` the ids that the index
-    did not have by then. `carried` are the positions of the carried records right before this one,
-    in order. `messages` messages are no longer part of the conversation.
+    state before `first`, as in a snapshot of that `state_version`, and `recent` the ids that the
+    index did not have by then. `carried` are the positions of the carried records right before this
+    one, in order. `messages` messages are no longer part of the conversation.
     """
 
     kind: ClassVar[str] = "compacted"
 
     first: int
     digest: str
-    state: int
+    state_version: int
     facts: dict[str, Any]
     recent: dict[str, int]
     carried: tuple[int, ...] = ()

@@ -2,8 +2,8 @@
 
 from perdure.journal.compaction import Carried, Compacted, DroppedIds
 from perdure.journal.records import (
-    ApprovalAsked,
     ApprovalDecided,
+    ApprovalRequested,
     BatchStored,
     Branched,
     BranchKept,
@@ -11,8 +11,8 @@ from perdure.journal.records import (
     Content,
     Copied,
     Deleted,
-    EffectIntended,
-    EffectSettled,
+    EffectIntent,
+    EffectOutcome,
     Erased,
     FieldsChanged,
     IndexPage,
@@ -43,7 +43,7 @@ from perdure.journal.records import (
 KINDS: dict[str, type[Content]] = {
     content.kind: content
     for content in (
-        *(EffectIntended, EffectSettled, ApprovalAsked, ApprovalDecided),
+        *(EffectIntent, EffectOutcome, ApprovalRequested, ApprovalDecided),
         *(
             Message,
             MessageChunk,

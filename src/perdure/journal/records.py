@@ -46,13 +46,13 @@ class Content(
         return getattr(self, self.subject_field) if self.subject_field else ""
 
 
-class ApprovalAsked(Content, frozen=True, kw_only=True):
+class ApprovalRequested(Content, frozen=True, kw_only=True):
     """A call waits for approval; the approval's id is the id of this record.
 
     It covers exactly this tool, its version, and the arguments with this digest.
     """
 
-    kind: ClassVar[str] = "approval.asked"
+    kind: ClassVar[str] = "approval.requested"
     subject_field: ClassVar[str] = "identity"
 
     identity: str
@@ -71,7 +71,7 @@ class ApprovalAsked(Content, frozen=True, kw_only=True):
 class ApprovalDecided(Content, frozen=True, kw_only=True):
     """The decision on an approval. The first decision counts; `expired` ends any approval.
 
-    `bound` is the digest of the tool, its version and the arguments that the decision covers.
+    `call_digest` is the digest of the tool, its version and the arguments that the decision covers.
     """
 
     kind: ClassVar[str] = "approval.decided"
@@ -79,7 +79,7 @@ class ApprovalDecided(Content, frozen=True, kw_only=True):
 
     approval: str
     decision: Literal["approved", "denied", "expired"]
-    bound: str
+    call_digest: str
     by: str = ""
     reason: str = ""
 
@@ -94,14 +94,14 @@ class LeaseChange(Content, frozen=True, kw_only=True):
 class LeaseTaken(LeaseChange, frozen=True, kw_only=True):
     """A worker holds the session from here on; the previous holder is fenced.
 
-    The lease lasts `ttl` seconds from this record or its newest renewal. `who` names the holder for
+    The lease lasts `ttl` seconds from this record or its newest renewal. `holder` names it for
     people. `forced` means that the holder did not wait for the previous lease to expire.
     """
 
     kind: ClassVar[str] = "lease.taken"
 
     ttl: float
-    who: str = ""
+    holder: str = ""
     forced: bool = False
 
 
@@ -128,7 +128,7 @@ class Message(Content, frozen=True, kw_only=True):
     author: str = ""
     recipient: str = ""
     channel: str = ""
-    call: str = ""
+    append_digest: str = ""
     """The digest of all messages appended under one caller id; stored in the first of them."""
     meta: dict[str, Any] = {}
     """Metadata of the response: its id, model, usage and finish reason."""
@@ -235,16 +235,16 @@ class Tools(Content, frozen=True, kw_only=True):
     turn: str = ""
 
 
-class EffectIntended(Content, frozen=True, kw_only=True):
+class EffectIntent(Content, frozen=True, kw_only=True):
     """A tool or a model is about to be called; the effect's id is the id of this record.
 
     `identity` says which call of the agent this is, so that a later process recognizes it. `owner`
     is the record by which the writer owned the turn: only a writer that took the turn over may
-    decide about an effect that it did not begin. `retries` is the position of the intent that this
+    decide about an effect that it did not begin. `retry_of` is the position of the intent that this
     one retries, or 0.
     """
 
-    kind: ClassVar[str] = "effect.intended"
+    kind: ClassVar[str] = "effect.intent"
     subject_field: ClassVar[str] = "identity"
 
     identity: str
@@ -262,19 +262,19 @@ class EffectIntended(Content, frozen=True, kw_only=True):
     actor: str = ""
     parent: str = ""
     """The identity of the effect during which this one was called."""
-    retries: int = 0
+    retry_of: int = 0
     approval: str = ""
     """The id of the approval that this intent consumed."""
-    called: Literal["tool", "model"] = "tool"
+    call_type: Literal["tool", "model"] = "tool"
 
 
-class EffectSettled(Content, frozen=True, kw_only=True):
+class EffectOutcome(Content, frozen=True, kw_only=True):
     """The outcome of an effect: its result or its error as data, or `unknown`.
 
     `unknown` may be followed by `reconciled`; every other outcome is final.
     """
 
-    kind: ClassVar[str] = "effect.settled"
+    kind: ClassVar[str] = "effect.outcome"
     subject_field: ClassVar[str] = "identity"
 
     effect: str
@@ -303,8 +303,8 @@ class EffectSettled(Content, frozen=True, kw_only=True):
 class Value(Content, frozen=True, kw_only=True):
     """A version of a named document: complete, a delta against the previous version, or deleted.
 
-    `previous` is the position of the previous version; `earlier`, in a complete version, that of
-    the complete version before it. Both are 0 if there is none.
+    `previous` is the position of the previous version; `previous_full`, in a complete version, that
+    of the complete version before it. Both are 0 if there is none.
     """
 
     kind: ClassVar[str] = "value"
@@ -315,7 +315,7 @@ class Value(Content, frozen=True, kw_only=True):
     form: Literal["full", "delta", "deleted"]
     data: Any = None
     previous: int = 0
-    earlier: int = 0
+    previous_full: int = 0
 
 
 class TurnBegun(Content, frozen=True, kw_only=True):
@@ -368,7 +368,7 @@ class TurnEnd(TurnChange, frozen=True, kw_only=True):
 
     begun: int = 0
     """The position of the `turn.begun`."""
-    since: int = 0
+    reopened: int = 0
     """The position of the `turn.continued` that opened the turn again after a failure, or 0."""
 
 
@@ -506,12 +506,12 @@ class Copied(Content, frozen=True, kw_only=True):
 class Omitted(Content, frozen=True, kw_only=True):
     """A copy has this in the place of a record that concerns only its source.
 
-    `record` is its kind.
+    `record_kind` is its kind.
     """
 
     kind: ClassVar[str] = "omitted"
 
-    record: str = ""
+    record_kind: str = ""
 
 
 class Deleted(Content, frozen=True, kw_only=True):
@@ -569,7 +569,7 @@ class Snapshot(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "snapshot"
 
-    state: int
+    state_version: int
     facts: dict[str, Any]
 
 

@@ -92,8 +92,8 @@ class Lease:
 
     def _take(self, holding: HeldLease) -> None:
         handle, until = self._handle, now() + self._request.wait
-        who = self._request.who or this_process()
-        attempt = LeaseAttempt(handle.replica, self._request, holding, who)
+        holder = self._request.holder or this_process()
+        attempt = LeaseAttempt(handle.replica, self._request, holding, holder)
         pause = CONTENDER_PAUSE_MIN
         with handle.span("lease", ttl=self._request.ttl) as span:
             while True:

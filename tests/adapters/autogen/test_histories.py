@@ -31,7 +31,7 @@ def remembered(*agents: Any) -> dict[str, Any]:
 
 def kept(session: perdure.Session) -> Any:
     """Return the histories that are kept besides what was said."""
-    return session.get("autogen")["state"]["heard"]["kept"]
+    return session.get("autogen")["state"]["histories"]["changed"]
 
 
 def pop(messages: list[Any]) -> None:

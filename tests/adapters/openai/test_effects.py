@@ -11,7 +11,7 @@ import pytest
 import perdure
 from perdure.adapters.openai import wrap
 from perdure.backends.memory import MemoryBackend
-from perdure.journal.records import EffectIntended, Tools
+from perdure.journal.records import EffectIntent, Tools
 from perdure.testing import ModelServer
 
 CALL = '[[tool weather {"city": "Oslo"}]]'
@@ -40,9 +40,9 @@ def test_a_call_is_listed_with_its_answer_and_its_usage(
     assert kinds(session) == [
         "turn.begun",
         "message",
-        "effect.intended",
+        "effect.intent",
         "message",
-        "effect.settled",
+        "effect.outcome",
         "turn.completed",
     ]
     session.verify()
@@ -157,8 +157,8 @@ def test_one_in_flight_at_death_is_repeated(bare: openai.OpenAI, tmp_path: Path)
         asked = turn.begin_model_call("m", {"a": 1})
         turn.append({"role": "assistant", "content": "1"}, reply_to=asked)
     assert [one.state for one in again.effects.list()] == ["repeated", "succeeded"]
-    intents = [r.content for r in again.records() if isinstance(r.content, EffectIntended)]
-    assert intents[1].retries > 0
+    intents = [r.content for r in again.records() if isinstance(r.content, EffectIntent)]
+    assert intents[1].retry_of > 0
     assert intents[0].identity == intents[1].identity
 
 

@@ -484,7 +484,7 @@ def test_something_else_after_a_dropped_stream_makes_its_turn_a_failed_one(
     with pytest.raises(openai.APIConnectionError):
         list(say(client, "hello", stream=True))
     say(client, "something else")
-    records = [record for record in session.records() if record.kind != "effect.settled"]
+    records = [record for record in session.records() if record.kind != "effect.outcome"]
     contents = [record.content for record in records]
     failed = [at for at, one in enumerate(contents) if isinstance(one, TurnFailed)]
     assert len(failed) == 1

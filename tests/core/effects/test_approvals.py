@@ -24,7 +24,7 @@ from perdure.errors import (
     NotFoundError,
     UsageError,
 )
-from perdure.journal.records import ApprovalDecided, EffectIntended
+from perdure.journal.records import ApprovalDecided, EffectIntent
 from tests.support import said
 
 
@@ -110,8 +110,8 @@ def test_a_call_runs_when_it_was_approved_and_says_by_which_approval(
     with session.interrupted[0]:
         assert pay(5, to="eve") == {"paid": 5}
     assert world.calls == [(5, "eve")]
-    content = [one.content for one in session.records() if one.kind == "effect.intended"]
-    assert isinstance(content[0], EffectIntended)
+    content = [one.content for one in session.records() if one.kind == "effect.intent"]
+    assert isinstance(content[0], EffectIntent)
     assert content[0].approval == approval
     (found,) = session.approvals.list()
     assert (found.state, found.by, found.reason) == ("used", "ada", "it is due")
@@ -154,8 +154,8 @@ def test_a_denied_call_is_not_made_and_the_reason_is_its_outcome(
         assert "ada" in error.value.reason
         assert "too much" in error.value.reason
     assert world.calls == []
-    assert kinds(session).count("effect.settled") == 1
-    assert "effect.intended" not in kinds(session)
+    assert kinds(session).count("effect.outcome") == 1
+    assert "effect.intent" not in kinds(session)
     assert session.approvals.list()[0].state == "denied"
     session.verify()
 
@@ -250,7 +250,7 @@ def test_nothing_runs_if_the_function_can_not_say(
     with pytest.raises(UsageError, match="nothing was called"), session.turn("Pay."):
         pay(5)
     assert world.calls == []
-    assert "effect.intended" not in kinds(session)
+    assert "effect.intent" not in kinds(session)
 
 
 @pytest.mark.parametrize(
@@ -700,7 +700,7 @@ def test_the_same_effect_tried_again_is_one_use(
     assert world.calls == [(5, "bob")]
 
 
-@pytest.mark.parametrize("field", ["approval", "bound", "decision"])
+@pytest.mark.parametrize("field", ["approval", "call_digest", "decision"])
 def test_a_decision_about_something_else_lets_nothing_happen(
     store: perdure.Store, world: World, field: str
 ) -> None:
@@ -708,7 +708,7 @@ def test_a_decision_about_something_else_lets_nothing_happen(
     pay = session.tool(world.pay, approval=True, approval_wait=0)
     approval = asked(session, pay, 5)
     digest = session.approvals.pending()[0].digest
-    given = {"approval": approval, "bound": digest, "decision": "approved"}
+    given = {"approval": approval, "call_digest": digest, "decision": "approved"}
     given[field] = "denied" if field == "decision" else _mutated(given[field])
     forged = ApprovalDecided(**given)  # type: ignore[arg-type]
     plan = _adding(session, forged)

@@ -29,7 +29,7 @@ from perdure.errors import (
     UnknownOutcomeError,
     UsageError,
 )
-from perdure.journal.records import EffectIntended
+from perdure.journal.records import EffectIntent
 
 
 class Ledger:
@@ -251,7 +251,7 @@ def test_other_arguments_under_the_same_identity_are_a_divergence(
         assert charge(5) == {"charged": 5}
         with pytest.raises(DivergenceError, match="invoice-17") as caught:
             charge(6)
-        (intent,) = [one for one in session.records() if one.kind == EffectIntended.kind]
+        (intent,) = [one for one in session.records() if one.kind == EffectIntent.kind]
         assert f"at position {intent.position}" in caught.value.recorded
         assert "amount" not in f"{caught.value} {caught.value.args}"
     assert len(ledger.calls) == 1
@@ -404,7 +404,7 @@ def test_calls_within_calls_know_each_other(path: Path, ledger: Ledger) -> None:
     outer, *inner = session.effects.list()
     assert [one.tool for one in inner] == ["charge", "charge"]
     contents = [record.content for record in session.records()]
-    parents = {one.parent for one in contents if isinstance(one, EffectIntended)}
+    parents = {one.parent for one in contents if isinstance(one, EffectIntent)}
     assert parents == {"", outer.identity}
 
 

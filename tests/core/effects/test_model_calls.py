@@ -8,7 +8,7 @@ import pytest
 
 import perdure
 from perdure.errors import EffectError, UsageError
-from perdure.journal.records import EffectIntended, EffectSettled
+from perdure.journal.records import EffectIntent, EffectOutcome
 
 
 class Killed(BaseException):
@@ -53,8 +53,8 @@ def test_a_request_is_recorded_by_its_digest_and_the_answer_whole(
     assert effect.result == {"text": "answer 1", "usage": {"total_tokens": 12}}
     assert effect.usage == {"total_tokens": 12}
     assert session.effects.list(kind="tool") == []
-    intents = [one.content for one in session.records() if isinstance(one.content, EffectIntended)]
-    assert [one.called for one in intents] == ["model"]
+    intents = [one.content for one in session.records() if isinstance(one.content, EffectIntent)]
+    assert [one.call_type for one in intents] == ["model"]
     assert secret not in str(intents)
     with pytest.raises(UsageError, match="no effects of kind 'word'"):
         session.effects.list(kind="word")  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_nonsense_is_refused(path: Path, provider: Provider) -> None:
             session.model(provider.answer)(n=object())
         session.model(object, name="gpt")()
     assert provider.asked == []
-    settled = [one.content for one in session.records() if isinstance(one.content, EffectSettled)]
+    settled = [one.content for one in session.records() if isinstance(one.content, EffectOutcome)]
     assert [(one.state, one.unstored) for one in settled] == [("succeeded", "object")]
 
 

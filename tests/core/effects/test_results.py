@@ -11,7 +11,7 @@ from perdure.backends.memory import MemoryBackend
 from perdure.core.effects import calls as calls_module
 from perdure.core.effects.calls import CallArguments
 from perdure.core.effects.results import SHARED_MIN, restore_result, result_text, shared_form
-from perdure.journal.records import EffectSettled
+from perdure.journal.records import EffectOutcome
 from perdure.sync.tools import Tool
 
 LONG = "policy 4711: escalate. é " * 400
@@ -38,9 +38,9 @@ def brief() -> str:
     return "ok"
 
 
-def settled(session: perdure.Session) -> list[EffectSettled]:
+def settled(session: perdure.Session) -> list[EffectOutcome]:
     found = [record.content for record in session.records()]
-    return [content for content in found if isinstance(content, EffectSettled)]
+    return [content for content in found if isinstance(content, EffectOutcome)]
 
 
 def test_a_large_result_stands_in_its_message_only() -> None:
@@ -88,7 +88,7 @@ def test_it_is_the_same_in_an_event_loop() -> None:
             (found,) = await session.effects.list()
             assert found.result == LONG
             kinds = [record.content async for record in session.records()]
-            assert [c.shared_form for c in kinds if isinstance(c, EffectSettled)] == ["text"]
+            assert [c.shared_form for c in kinds if isinstance(c, EffectOutcome)] == ["text"]
 
     asyncio.run(run())
 
@@ -126,7 +126,7 @@ def test_what_a_message_does_not_tell_word_for_word_stays_in_the_outcome() -> No
 )
 def test_every_format_tells_its_text(message: dict[str, Any]) -> None:
     assert result_text(message) == LONG
-    outcome = EffectSettled(effect="e", identity="i", state="succeeded", shared_form="text")
+    outcome = EffectOutcome(effect="e", identity="i", state="succeeded", shared_form="text")
     found = restore_result(outcome, message)
     assert found is not None
     assert found.result == LONG

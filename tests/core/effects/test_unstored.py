@@ -14,7 +14,7 @@ import pytest
 import perdure
 from perdure import UnstoredResultError
 from perdure.journal.codec import PAYLOAD_MAX, TEXT_CHARS_MAX
-from perdure.journal.records import EffectSettled
+from perdure.journal.records import EffectOutcome
 
 SECRET = "4929-secret"  # noqa: S105 - it must not show up in errors
 
@@ -78,9 +78,9 @@ def calls_message(*names: str) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": requested}
 
 
-def outcomes(session: perdure.Session) -> list[EffectSettled]:
+def outcomes(session: perdure.Session) -> list[EffectOutcome]:
     contents = [record.content for record in session.records()]
-    return [content for content in contents if isinstance(content, EffectSettled)]
+    return [content for content in contents if isinstance(content, EffectOutcome)]
 
 
 @pytest.mark.parametrize(("value", "text"), RESULTS, ids=IDS)
@@ -108,7 +108,7 @@ def test_a_direct_call_returns_it_once_and_is_recorded_as_succeeded(
         position = session.position
         assert raised.value.type == name_of(value)
         assert raised.value.tool == "pay"
-        (outcome,) = [r for r in session.records() if r.kind == "effect.settled"]
+        (outcome,) = [r for r in session.records() if r.kind == "effect.outcome"]
         assert raised.value.position == outcome.position < position
         assert f"position {outcome.position}" in str(raised.value)
         assert "types=" in str(raised.value)

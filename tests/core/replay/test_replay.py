@@ -118,8 +118,8 @@ def test_an_agent_does_the_same_and_nothing_is_called_or_written(
     ("change", "path", "kind"),
     [
         ({"prompt": "Pay!"}, "$.message.content", "message"),
-        ({"amount": 6}, "$.arguments.amount", "effect.intended"),
-        ({"version": "2"}, "$.version", "effect.intended"),
+        ({"amount": 6}, "$.arguments.amount", "effect.intent"),
+        ({"version": "2"}, "$.version", "effect.intent"),
         ({"plan": ["one", "three"]}, "$.data.steps[1]", "value"),
         ({"plan": ["one"]}, "$.data.steps[1]", "value"),
         ({"last": "Happened!"}, "$.message.content", "message"),

@@ -9,7 +9,7 @@ import perdure
 from perdure.core.effects.calls import Happened, OutcomeState
 from perdure.core.state.effects import EffectsState
 from perdure.core.state.persistent_map import PersistentMap
-from perdure.journal.records import EffectIntended, EffectSettled
+from perdure.journal.records import EffectIntent, EffectOutcome
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -38,15 +38,15 @@ def test_the_root_of_what_is_there_is_copied_and_not_all_of_it() -> None:
     assert copied < 10_000 * 250
 
 
-def intent(identity: str, turn: str) -> EffectIntended:
+def intent(identity: str, turn: str) -> EffectIntent:
     made = {"tool": "t", "digest": "d", "key": "k", "policy": "unsafe", "arguments": {}}
-    return EffectIntended(identity=identity, turn=turn, owner="o", **made)  # type: ignore[arg-type]
+    return EffectIntent(identity=identity, turn=turn, owner="o", **made)  # type: ignore[arg-type]
 
 
 def outcome(
     identity: str, effect: str, turn: str, state: OutcomeState = "succeeded"
-) -> EffectSettled:
-    return EffectSettled(effect=effect, identity=identity, state=state, turn=turn)
+) -> EffectOutcome:
+    return EffectOutcome(effect=effect, identity=identity, state=state, turn=turn)
 
 
 def states(deeds: EffectsState) -> dict[str, str]:

@@ -37,7 +37,7 @@ def test_what_is_done_to_a_draft_does_not_reach_its_fold() -> None:
 
 def test_a_snapshot_gives_the_same_state_back() -> None:
     fold = some_fold()
-    snapshot = Snapshot(state=STATE_VERSION, facts=fold.facts())
+    snapshot = Snapshot(state_version=STATE_VERSION, facts=fold.facts())
     restored = SessionState.restore(snapshot, b"", name="s", position=6)
     assert restored.facts() == fold.facts()
     assert restored.head_labels == fold.head_labels == {"vip", "turn-open"}

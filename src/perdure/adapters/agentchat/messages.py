@@ -28,7 +28,7 @@ Item = dict[str, Any]  # A message, a result or a reply as it is stored.
 USER = "user"  # The source that the package gives to a task that is a text.
 
 # Keys of a recorded reply of an agent: events, events inside the response, its message, state.
-REPLY_KEYS = {"told", "inner", "said", "state"}
+REPLY_KEYS = {"events", "inner", "message", "state"}
 
 UNKNOWN_CLASS_HINT = (
     "name it in the agent's produced_message_types or in the team's custom_message_types, "
@@ -147,7 +147,7 @@ class MessageLoader:
         """Raise UsageError if a recorded outcome has messages that cannot be loaded."""
         # Before the run resumes: an error in the middle of it would leave agents waiting.
         if outcome.keys() >= REPLY_KEYS:
-            self.load([*outcome["told"], *outcome["inner"], outcome["said"]])
+            self.load([*outcome["inner"], outcome["message"]])
         self.load(outcome.get("events", ()))
 
     def text(self, items: Sequence[Mapping[str, Any]]) -> str:
@@ -188,17 +188,17 @@ def dump_reply(events: Sequence[Any]) -> Item:
     """Return an agent's reply as it is stored: its events, and its response last."""
     *rest, response = events
     return {
-        "told": [event.dump() for event in rest],
+        "events": [event.dump() for event in rest],
         "inner": [event.dump() for event in response.inner_messages or ()],
-        "said": response.chat_message.dump(),
+        "message": response.chat_message.dump(),
     }
 
 
 def load_reply(stored: Mapping[str, Any], messages: MessageLoader) -> list[Any]:
     """Return the events and the response of a stored reply."""
-    [message], inner = messages.load([stored["said"]]), messages.load(stored["inner"])
+    [message], inner = messages.load([stored["message"]]), messages.load(stored["inner"])
     response = Response(chat_message=message, inner_messages=inner)
-    return [*messages.load(stored["told"]), response]
+    return [*messages.load(stored["events"]), response]
 
 
 class SkippedMessages:

@@ -127,12 +127,12 @@ def recording_input(agent: Any, scope: str, run_log: RunLog) -> Any:
     async def ask(prompt: str, token: Any = None) -> str:
         async def run() -> dict[str, Any]:
             if is_async:
-                return {"said": await function(prompt, token)}
-            return {"said": await asyncio.to_thread(function, prompt)}
+                return {"answer": await function(prompt, token)}
+            return {"answer": await asyncio.to_thread(function, prompt)}
 
         # A question without a recorded answer had no effect: it is asked again.
         answer = await run_log.ask(f"{scope}:input", request_digest((), {"prompt": prompt}), run)
-        return str(answer["said"])
+        return str(answer["answer"])
 
     return ask
 

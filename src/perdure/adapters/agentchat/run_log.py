@@ -192,12 +192,12 @@ class RunLog:
         by = self._key(scope, MODEL_FAILURE)
 
         async def call() -> dict[str, Any]:
-            return {MODEL_FAILURE: dict(failed), "told": result}
+            return {MODEL_FAILURE: dict(failed), "result": result}
 
         tool = self._session.tool(call, effect="read_only", name=MODEL_FAILURE, actor=scope)
         with self._counted():
             recorded: dict[str, Any] = await tool.keyed(by, in_turn=True)()
-        return recorded["told"]
+        return recorded["result"]
 
     def _key(self, scope: str, id: str) -> str:
         if len(id) > CALL_ID_MAX:

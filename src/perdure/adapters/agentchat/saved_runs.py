@@ -33,7 +33,7 @@ from perdure.adapters.agentchat.model_client import request_digest
 from perdure.adapters.agentchat.run_log import FINISH_HINT, MODEL_FAILURE
 from perdure.adapters.tool_policies import ToolPolicy
 from perdure.errors import ConflictError, DivergenceError, NotFoundError, UsageError
-from perdure.journal.records import EffectSettled, Message, Value
+from perdure.journal.records import EffectOutcome, Message, Value
 
 STATE_KEY = "agentchat.state"
 RUN_KEY = "agentchat.run"
@@ -285,7 +285,7 @@ class SavedRuns:
                 continue
             if isinstance(content, Message) and not content.origin.startswith("perdure:"):
                 recorded[content.author].append(content.message)
-            elif isinstance(content, EffectSettled) and isinstance(content.result, dict):
+            elif isinstance(content, EffectOutcome) and isinstance(content.result, dict):
                 self.messages.require(content.result)
                 # The order in which outcomes were recorded is the order of their replay.
                 order += [content.result["by"]] if "by" in content.result else []

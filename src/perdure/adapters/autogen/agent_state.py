@@ -103,7 +103,10 @@ class ChatAgents:
             "replies": {agent.name: self._by_name(reply_counts(agent)) for agent in self},
             "replying": {agent.name: self._by_name(agent.reply_at_receive) for agent in self},
             "system": {
-                agent.name: {"given": self.configured[agent.name], "now": agent.system_message}
+                agent.name: {
+                    "configured": self.configured[agent.name],
+                    "current": agent.system_message,
+                }
                 for agent in self
             },
             "human": {agent.name: [*human_inputs(agent)] for agent in self},
@@ -125,8 +128,8 @@ class ChatAgents:
 
     def rebuild_histories(self, messages: list[AgentMessage], state: AgentsState) -> None:
         """Set the agents' histories from recorded messages and saved changes."""
-        saved = state.get("heard", {"groups": self._members(), "kept": None})
-        self._changed = saved["kept"]
+        saved = state.get("histories", {"groups": self._members(), "changed": None})
+        self._changed = saved["changed"]
         self._rebuilder = self._rebuild(messages, saved["groups"])
         # One copy of all: groups and managers share messages.
         histories = deepcopy(self._rebuilder.histories())
@@ -154,7 +157,7 @@ class ChatAgents:
             if changes["pairs"] or changes["groups"]:
                 self._changed = {"after": self._rebuilder.position, **changes}
                 self._rebuilder.load(deepcopy(changes))
-        return {"groups": members, "kept": self._changed}
+        return {"groups": members, "changed": self._changed}
 
     def _members(self) -> dict[str, list[str]]:
         return {
@@ -252,12 +255,12 @@ class ChatAgents:
     def _restore_instructions(self, agent: Any, state: AgentsState) -> bool:
         """Restore an agent's recorded instructions; return False if the code now gives others."""
         system = state.get("system", {}).get(agent.name)
-        if system is None or system["now"] == agent.system_message:
+        if system is None or system["current"] == agent.system_message:
             return True
-        if system["given"] != self.configured[agent.name]:
+        if system["configured"] != self.configured[agent.name]:
             return False  # The program was changed since: its instructions are the newer ones.
         # Bypass the patched method on the instance: that one would save the state.
-        type(agent).update_system_message(agent, system["now"])
+        type(agent).update_system_message(agent, system["current"])
         return True
 
 
@@ -347,7 +350,7 @@ class ContextVariables:
             name: (self._configured.get(name, {}), current) for name, current in self._last.items()
         }
         return {
-            name: {"given": configured, "now": current}
+            name: {"configured": configured, "current": current}
             for name, (configured, current) in variables.items()
             if configured or current
         }
@@ -359,14 +362,14 @@ class ContextVariables:
         unchanged = {
             name: saved
             for name, saved in state.items()
-            if saved["given"] == self._configured.get(name)
+            if saved["configured"] == self._configured.get(name)
         }
         # Agents without variables have no entry: reset them to the configured values.
         unrecorded = self._configured.keys() - state.keys() - self._unstorable
         self.assign({name: self._configured[name] for name in unrecorded})
-        self.assign({name: saved["now"] for name, saved in unchanged.items()})
+        self.assign({name: saved["current"] for name, saved in unchanged.items()})
         self._last = self.current()
-        return [name for name, saved in state.items() if name not in unchanged and saved["now"]]
+        return [name for name, saved in state.items() if name not in unchanged and saved["current"]]
 
     def take_snapshot(self) -> None:
         """Remember the agents' variables at the end of a block."""

@@ -159,7 +159,7 @@ class SavedChat:
                 raise UsageError(f"{reason}: {RESUME_HINT}")
 
     def _recorded_instructions(self, name: str) -> Any:
-        return self.state.get("system", {}).get(name, {}).get("given")
+        return self.state.get("system", {}).get(name, {}).get("configured")
 
     def begin(self, opening: Opening) -> None:
         """Record that a chat starts, with its agents and their state."""
@@ -198,7 +198,7 @@ class SavedChat:
         histories = self._agents.changed_histories(
             lambda after: read_agent_messages(self._session, after)[0]
         )
-        return {"heard": histories, **self._agents.capture()}
+        return {"histories": histories, **self._agents.capture()}
 
     def _set(self, **changes: Any) -> None:
         data = {**self._data, **changes}

@@ -186,13 +186,13 @@ def _identity(saver: PerdureSaver, request: Any, configurable: Mapping[str, Any]
     if configurable.get("__pregel_durability") == "exit":
         checkpoint_id, stored = saver.newest(thread_id)
         run = messages[stored:]
-        said = [message.content for message in run if message.type == "human"]
+        inputs = [message.content for message in run if message.type == "human"]
         requested = [each for message in run for each in getattr(message, "tool_calls", ())]
         before = requested[: [each["id"] for each in requested].index(call["id"])]
         number = sum(
             (each["name"], each["args"]) == (call["name"], call["args"]) for each in before
         )
-        identity = ["exit", checkpoint_id, said, number, call["name"], call["args"]]
+        identity = ["exit", checkpoint_id, inputs, number, call["name"], call["args"]]
     else:
         saver.wait_until_stored(thread_id, configurable.get("checkpoint_map", {}))
         requesting = [

@@ -41,7 +41,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.journal import chain, codec
-from perdure.journal.records import ApprovalAsked, ApprovalDecided, EffectSettled
+from perdure.journal.records import ApprovalDecided, ApprovalRequested, EffectOutcome
 from perdure.journal.requests import Steps
 
 _EXPIRED_OUTCOME = (EXPIRED_ERROR, "The approval expired, and the call was not made.")
@@ -65,13 +65,13 @@ def require_approval(  # noqa: PLR0913 - it is the second half of `plan_intent`
     its outcome, and the message for the model, in the same append.
     """
     approval = batch.state.effects.approvals.by_identity.get(call.identity)
-    bound = binding_digest(call.tool, call.version, call.digest)
+    call_digest = binding_digest(call.tool, call.version, call.digest)
     if approval is not None:
         require_same_call(batch.name, call, approval)
     if approval is not None and approval.outcome:
-        outcome = yield from batch.read(approval.outcome, EffectSettled)
+        outcome = yield from batch.read(approval.outcome, EffectOutcome)
         return decision._replace(action="serve", approval=approval.id, outcome=outcome)
-    if approval is None or approval.bound != bound:
+    if approval is None or approval.call_digest != call_digest:
         id = request or replica.new_id()
         batch.add_content(id, _request_record(replica.settings, turn, call))
         return decision._replace(action="wait", approval=id, wait_after=batch.position)
@@ -103,12 +103,14 @@ def require_same_call(name: str, call: CallRequest, recorded: ApprovalState | Ef
         raise DivergenceError(name, call.identity, was, now, hint)
 
 
-def _request_record(settings: Settings, turn: TurnOwnership, call: CallRequest) -> ApprovalAsked:
+def _request_record(
+    settings: Settings, turn: TurnOwnership, call: CallRequest
+) -> ApprovalRequested:
     expires = ""
     if call.approval_ttl is not None:
         now = datetime.fromisoformat(settings.now()).timestamp()
         expires = chain.timestamp(now + call.approval_ttl)
-    return ApprovalAsked(
+    return ApprovalRequested(
         identity=call.identity,
         tool=call.tool,
         version=call.version,
@@ -131,7 +133,7 @@ def _refuse(
 ) -> CallDecision:
     """Add the outcome of a call that is not made. There is no intent: it never began."""
     error, reason = why
-    outcome = EffectSettled(
+    outcome = EffectOutcome(
         effect=decision.approval,
         identity=call.identity,
         state="failed",
@@ -184,10 +186,10 @@ def plan_decision(
         state = match[1]
         if state.state != WAITING:
             raise (yield from _already_decided(batch, state))
-        if digest is not None and digest != state.bound:
-            detail = f"for {state.bound}, and not for {digest}"
+        if digest is not None and digest != state.call_digest:
+            detail = f"for {state.call_digest}, and not for {digest}"
             raise ApprovalError(batch.name, approval, WAITING, detail)
-        request = yield from batch.read(state.request, ApprovalAsked)
+        request = yield from batch.read(state.request, ApprovalRequested)
         require_intact_request(batch.name, state.request, request)
         if is_expired(replica.settings, state.expires):
             _add_decision(replica, batch, state, EXPIRED)
@@ -209,7 +211,7 @@ def _add_decision(
     content = ApprovalDecided(
         approval=approval.id,
         decision=decision,  # type: ignore[arg-type] # approved, denied or expired; callers ensure it
-        bound=approval.bound,
+        call_digest=approval.call_digest,
         by=by,
         reason=reason,
     )
@@ -225,7 +227,7 @@ def _already_decided(batch: RecordBatch, approval: ApprovalState) -> Steps[Appro
     return ApprovalError(batch.name, approval.id, approval.state, detail)
 
 
-def require_intact_request(name: str, position: int, request: ApprovalAsked) -> None:
+def require_intact_request(name: str, position: int, request: ApprovalRequested) -> None:
     """Raise DamagedError unless the arguments shown to the person match the digest."""
     if digest_of(codec.encode_tree(request.arguments)) != request.digest:
         raise DamagedError(name, position, "the arguments to approve do not match their digest")

@@ -22,7 +22,7 @@ from perdure.core.validation import require_str, require_text, require_timeout
 from perdure.errors import PerdureError, UnavailableError, UsageError
 from perdure.formats.intake import IncomingMessage, to_plain
 from perdure.journal import codec
-from perdure.journal.records import EffectSettled
+from perdure.journal.records import EffectOutcome
 
 Decision = Literal["approved", "denied"]
 
@@ -109,7 +109,7 @@ class CallDecision(NamedTuple):
     action: Literal["run", "serve", "reconcile", "unknown", "wait", "refused"]
     effect: str = ""
     key: str = ""
-    outcome: EffectSettled | None = None
+    outcome: EffectOutcome | None = None
     """The recorded outcome, for `serve` and `refused`."""
     position: int = 0
     """The position of the recorded outcome, for `serve`."""

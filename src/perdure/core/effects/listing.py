@@ -30,12 +30,12 @@ from perdure.journal import chain, reader
 from perdure.journal.chain import VerifiedRecord
 from perdure.journal.reader import ForwardReader
 from perdure.journal.records import (
-    ApprovalAsked,
     ApprovalDecided,
+    ApprovalRequested,
     Branched,
     Content,
-    EffectIntended,
-    EffectSettled,
+    EffectIntent,
+    EffectOutcome,
     Message,
     TurnContinued,
     TurnEnd,
@@ -79,7 +79,7 @@ def pending_approvals(replica: Replica) -> Steps[list[Approval]]:
         if state.state == WAITING and not is_expired(replica.settings, state.expires):
             linked = yield from reader.read_record(past, state.request)
             content = _decode(replica, linked)
-            content = reader.require_kind(replica.name, state.request, content, ApprovalAsked)
+            content = reader.require_kind(replica.name, state.request, content, ApprovalRequested)
             approvals.append(_from_approval_request(replica, linked, content))
     return approvals
 
@@ -95,7 +95,7 @@ def _time(replica: Replica, linked: VerifiedRecord) -> datetime:
 
 def list_approvals(replica: Replica) -> Steps[list[Approval]]:
     """Return all approvals of a session in order; reads the whole session."""
-    kinds = {ApprovalAsked.kind, ApprovalDecided.kind, EffectIntended.kind, Branched.kind}
+    kinds = {ApprovalRequested.kind, ApprovalDecided.kind, EffectIntent.kind, Branched.kind}
     kinds |= {"turn.completed", "turn.failed", "turn.abandoned", "turn.continued"}
     approvals: dict[str, Approval] = {}
     forward = ForwardReader(replica.history)
@@ -110,17 +110,17 @@ def _apply_record(
     replica: Replica, approvals: dict[str, Approval], linked: VerifiedRecord, content: Content
 ) -> None:
     """Apply a record to the approvals by id."""
-    if isinstance(content, ApprovalAsked):
+    if isinstance(content, ApprovalRequested):
         _mark_void(approvals, lambda approval: approval.identity == content.identity)
         approvals[linked.id] = _from_approval_request(replica, linked, content)
     elif isinstance(content, ApprovalDecided) and content.approval in approvals:
         approval = approvals[content.approval]
         expires = content.decision == EXPIRED and approval.state == APPROVED
-        if content.bound == approval.digest and (approval.state == WAITING or expires):
+        if content.call_digest == approval.digest and (approval.state == WAITING or expires):
             time = _time(replica, linked)
             decided = approval._replace(state=content.decision, decided=time)
             approvals[approval.id] = decided._replace(by=content.by, reason=content.reason)
-    elif isinstance(content, EffectIntended) and content.approval in approvals:
+    elif isinstance(content, EffectIntent) and content.approval in approvals:
         approvals[content.approval] = approvals[content.approval]._replace(state=USED)
     elif isinstance(content, Branched):
         _mark_void(approvals, lambda _: True)
@@ -149,7 +149,7 @@ def _with_expiry(replica: Replica, approval: Approval) -> Approval:
 
 
 def _from_approval_request(
-    replica: Replica, linked: VerifiedRecord, content: ApprovalAsked
+    replica: Replica, linked: VerifiedRecord, content: ApprovalRequested
 ) -> Approval:
     position = linked.position
     require_intact_request(replica.name, position, content)
@@ -186,7 +186,7 @@ def explain_not_pending(replica: Replica, id: str) -> Steps[NotFoundError | Appr
 
 REPEATED = "repeated"
 
-_EFFECT_KINDS = (EffectIntended.kind, EffectSettled.kind, ApprovalAsked.kind)
+_EFFECT_KINDS = (EffectIntent.kind, EffectOutcome.kind, ApprovalRequested.kind)
 
 RECONCILED = "perdure:reconciled"  # origin of the message that reports a reconciled outcome
 
@@ -285,31 +285,31 @@ class _EffectLister:
 
     def _add_effect(self, linked: VerifiedRecord, content: Content) -> None:
         replica, effects = self._replica, self.effects
-        if isinstance(content, EffectIntended):
+        if isinstance(content, EffectIntent):
             id = linked.id
             effects[id] = _from_call(replica, linked, content)
             self._id_at[linked.position] = id
-            previous = effects.get(self._id_at.get(content.retries, ""))
+            previous = effects.get(self._id_at.get(content.retry_of, ""))
             if previous is not None and previous.version != content.version:
                 effects[id] = effects[id]._replace(before=previous.version)
             if previous is not None and previous.state == INTENDED:
                 effects[previous.id] = previous._replace(state=REPEATED)
-        elif isinstance(content, ApprovalAsked):
+        elif isinstance(content, ApprovalRequested):
             self._requests[linked.id] = _from_call(replica, linked, content)
-        elif isinstance(content, EffectSettled):
+        elif isinstance(content, EffectOutcome):
             begun = effects.get(content.effect) or self._requests.get(content.effect)
             if begun is not None:
                 effects[content.effect] = _with_outcome(replica, begun, content, self._messages)
 
 
 def _from_call(
-    replica: Replica, linked: VerifiedRecord, content: EffectIntended | ApprovalAsked
+    replica: Replica, linked: VerifiedRecord, content: EffectIntent | ApprovalRequested
 ) -> EffectInfo:
     """Return a call that was begun, or one that waits for an approval and has no intent yet."""
-    intent = content if isinstance(content, EffectIntended) else None
+    intent = content if isinstance(content, EffectIntent) else None
     return EffectInfo(
         id=linked.id,
-        kind=intent.called if intent else "tool",
+        kind=intent.call_type if intent else "tool",
         tool=content.tool,
         state=INTENDED,
         arguments=replica.settings.codec.unpack(content.arguments, stream=replica.name),
@@ -333,7 +333,7 @@ def _from_call(
 def _with_outcome(
     replica: Replica,
     effect: EffectInfo,
-    content: EffectSettled,
+    content: EffectOutcome,
     messages: Sequence[VerifiedRecord] = (),
 ) -> EffectInfo:
     if content.shared_form and messages:
@@ -366,9 +366,9 @@ def position_before(replica: Replica, effect: str) -> Steps[int]:
         for linked in page:
             if linked.id == effect and linked.kind in _EFFECT_KINDS:
                 return quiet
-            if linked.kind == EffectIntended.kind:
+            if linked.kind == EffectIntent.kind:
                 in_flight.add(_decode(replica, linked).subject)
-            elif linked.kind == EffectSettled.kind:
+            elif linked.kind == EffectOutcome.kind:
                 in_flight.discard(_decode(replica, linked).subject)
             if not in_flight:
                 quiet = linked.position
@@ -383,8 +383,8 @@ def list_unknown(replica: Replica) -> Steps[list[EffectInfo]]:
         if state.state == UNKNOWN:
             linked = yield from reader.read_record(past, state.intent, check_tip=False)
             intent = _decode(replica, linked)
-            intent = reader.require_kind(replica.name, state.intent, intent, EffectIntended)
-            outcome = yield from reader.read_kind(past, state.outcome, EffectSettled)
+            intent = reader.require_kind(replica.name, state.intent, intent, EffectIntent)
+            outcome = yield from reader.read_kind(past, state.outcome, EffectOutcome)
             effects.append(_with_outcome(replica, _from_call(replica, linked, intent), outcome))
     return effects
 

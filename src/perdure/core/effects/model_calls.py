@@ -78,7 +78,7 @@ class PendingModelCall:
         """Add the intent to a batch, unless it is already stored."""
         prior = batch.state.effects.by_identity.get(self.call.identity)
         if prior is None or prior.effect != self.effect:
-            intent = plans.intent_record(self.call, turn, "", retries=prior.intent if prior else 0)
+            intent = plans.intent_record(self.call, turn, "", retry_of=prior.intent if prior else 0)
             batch.add_content(self.effect, intent)
 
     def add_outcome(self, batch: RecordBatch, turn: TurnOwnership, outcome: CallOutcome) -> None:

@@ -36,7 +36,7 @@ from perdure.formats.intake import IncomingMessage
 from perdure.journal import reader
 from perdure.journal.chain import PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
-from perdure.journal.records import EffectIntended, EffectSettled, Message
+from perdure.journal.records import EffectIntent, EffectOutcome, Message
 from perdure.journal.requests import Steps
 
 _RERUN_POLICIES = ("read_only", "idempotent")  # Calls that may run again without an outcome.
@@ -86,8 +86,8 @@ def plan_intent(
             if decision.action not in ("run", "reconcile"):
                 return decision
         # Every attempt has the key of the first one: services use it to detect duplicates.
-        key, retries = (prior.key, prior.intent) if prior is not None else (first_key, 0)
-        content = intent_record(call, owner, key, retries=retries, approval=decision.approval)
+        key, retry_of = (prior.key, prior.intent) if prior is not None else (first_key, 0)
+        content = intent_record(call, owner, key, retry_of=retry_of, approval=decision.approval)
         batch.add_content(attempt, content)
         return decision._replace(action="run", effect=attempt, key=key)
 
@@ -95,10 +95,10 @@ def plan_intent(
 
 
 def intent_record(
-    call: CallRequest, turn: TurnOwnership, key: str, *, retries: int, approval: str = ""
-) -> EffectIntended:
+    call: CallRequest, turn: TurnOwnership, key: str, *, retry_of: int, approval: str = ""
+) -> EffectIntent:
     """Return the record of a call that is about to be made."""
-    return EffectIntended(
+    return EffectIntent(
         identity=call.identity,
         tool=call.tool,
         version=call.version,
@@ -110,9 +110,9 @@ def intent_record(
         owner=turn.owner,
         actor=call.actor,
         parent=call.parent,
-        retries=retries,
+        retry_of=retry_of,
         approval=approval,
-        called=call.kind,
+        call_type=call.kind,
     )
 
 
@@ -121,8 +121,8 @@ def _find_settled(batch: RecordBatch, identity: str) -> Steps[EffectState | None
     found = (yield from batch.find(identity)) if batch.may_know(identity) else None
     if found is None:
         return None
-    settled = reader.require_kind(batch.name, found.position, found.record.content, EffectSettled)
-    intent = yield from batch.read(settled.intent, EffectIntended)
+    settled = reader.require_kind(batch.name, found.position, found.record.content, EffectOutcome)
+    intent = yield from batch.read(settled.intent, EffectIntent)
     state = EffectState.of_intent(settled.intent, settled.effect, intent)
     return state._replace(state=settled.state, outcome=found.position)
 
@@ -131,7 +131,7 @@ def decide_rerun(
     replica: Replica, batch: RecordBatch, turn: ActiveTurn, call: CallRequest, prior: EffectState
 ) -> Steps[CallDecision]:
     """Decide about a call that was begun before; "run" means that it may run again."""
-    begun = yield from batch.read(prior.intent, EffectIntended)
+    begun = yield from batch.read(prior.intent, EffectIntent)
     require_same_call(batch.name, call, prior)
     begun_version = begun.version if begun.version != call.version else None
     decision = CallDecision("run", prior.effect, prior.key, begun_version=begun_version)
@@ -213,9 +213,9 @@ PROCESS_DIED_REASON = (
 TURN_ENDED_REASON = "The turn ended before the outcome was recorded: it may have happened."
 
 
-def _read_outcome(batch: RecordBatch, position: int) -> Steps[EffectSettled]:
+def _read_outcome(batch: RecordBatch, position: int) -> Steps[EffectOutcome]:
     """Return an outcome with its result, which may be stored in the message before it."""
-    settled = yield from batch.read(position, EffectSettled)
+    settled = yield from batch.read(position, EffectOutcome)
     if not settled.shared_form:
         return settled
     message = yield from batch.read(position - 1, Message)
@@ -284,7 +284,7 @@ def add_outcome(replica: Replica, batch: RecordBatch, identity: str, outcome: Ca
     """Add the outcome of an effect to a batch; return its position."""
     state = batch.state.effects.by_identity[identity]
     late = state.state == UNKNOWN
-    content = EffectSettled(
+    content = EffectOutcome(
         effect=state.effect,
         identity=identity,
         state="reconciled" if late else outcome.state,

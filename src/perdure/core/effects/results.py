@@ -32,7 +32,7 @@ from perdure.errors import (
 )
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.journal import codec
-from perdure.journal.records import Content, EffectSettled, Message
+from perdure.journal.records import Content, EffectOutcome, Message
 
 # The reasons of some failures. A replay recognizes them, so that it can raise the same error.
 INTERRUPTED_PREFIX, INTERRUPTED_SUFFIX = "It was interrupted by ", " while it ran."
@@ -52,7 +52,7 @@ def shared_form(result: Any, message: dict[str, Any]) -> SharedForm:
     return "json" if codec.encode_tree(result) == text.encode() else ""
 
 
-def restore_result(settled: EffectSettled, message: dict[str, Any]) -> EffectSettled | None:
+def restore_result(settled: EffectOutcome, message: dict[str, Any]) -> EffectOutcome | None:
     """Return an outcome with its result, or None if the message does not contain one."""
     text = result_text(message)
     if text is None:
@@ -65,8 +65,8 @@ def restore_result(settled: EffectSettled, message: dict[str, Any]) -> EffectSet
 
 
 def require_result(
-    name: str, position: int, settled: EffectSettled, content: Content
-) -> EffectSettled:
+    name: str, position: int, settled: EffectOutcome, content: Content
+) -> EffectOutcome:
     """Return an outcome with its result from the message at a position, or raise ChainError."""
     restored = restore_result(settled, content.message) if isinstance(content, Message) else None
     if restored is None:
@@ -96,7 +96,7 @@ def _gemini_result(parts: Any) -> Any:
 def replay_result(
     stream: str,
     tool: str,
-    outcome: EffectSettled,
+    outcome: EffectOutcome,
     result: Any,
     *,
     key: str,
@@ -130,7 +130,7 @@ def failure_outcome(error: BaseException, duration: float, kind: Kind = "tool") 
     return CallOutcome("unknown", error=name, reason=reason, duration=duration)
 
 
-def may_run_again(outcome: CallOutcome | EffectSettled, policy: str) -> bool:
+def may_run_again(outcome: CallOutcome | EffectOutcome, policy: str) -> bool:
     """Whether an outcome only says that the call was interrupted, and its policy decides on it."""
     return outcome.state == "unknown" and bool(outcome.error) and policy != "unsafe"
 

@@ -35,8 +35,8 @@ from perdure.journal.chain import EMPTY_CHAIN, PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.records import (
     Content,
-    EffectIntended,
-    EffectSettled,
+    EffectIntent,
+    EffectOutcome,
     Message,
     MessageChunk,
     TurnAbandoned,
@@ -146,9 +146,9 @@ class ReplayCursor:
             self._state = self._state.draft()
             self._state.apply(self.position, draft.id, content, draft.payload)
             return self.position
-        if isinstance(content, EffectIntended):
+        if isinstance(content, EffectIntent):
             return self._match_intent(content)
-        if isinstance(content, EffectSettled):
+        if isinstance(content, EffectOutcome):
             return self._match_outcome(content)
         # Pieces depend on timing.
         if content.kind in self._ignore or isinstance(content, MessageChunk):
@@ -224,7 +224,7 @@ class ReplayCursor:
         messages = [content for content in earlier if isinstance(content, Message)]
         return recorded, messages[-outcome.message_count :]
 
-    def _require_outcome(self, call: RecordedCall) -> EffectSettled:
+    def _require_outcome(self, call: RecordedCall) -> EffectOutcome:
         if call.outcome is None:
             self.stop(f"the record ends while {call.intent.tool!r} was in flight")
         return call.outcome
@@ -245,7 +245,7 @@ class ReplayCursor:
         return call.last < self._start
 
     def _find(
-        self, identity: str, given: EffectIntended, *, lane: object = None, ordered: bool = True
+        self, identity: str, given: EffectIntent, *, lane: object = None, ordered: bool = True
     ) -> RecordedCall:
         """Return the recorded call, or diverge if it differs or is not the next one."""
         recorded = self._calls.get(identity)
@@ -267,15 +267,15 @@ class ReplayCursor:
                 self._diverge(given, step)
         return recorded
 
-    def _closest(self, given: EffectIntended, step: RecordedStep | None) -> RecordedStep | None:
+    def _closest(self, given: EffectIntent, step: RecordedStep | None) -> RecordedStep | None:
         """Return the recorded call that most likely corresponds to one that is not recorded."""
-        if step is not None and not isinstance(step.content, EffectIntended):
+        if step is not None and not isinstance(step.content, EffectIntent):
             return step
         group = self._call_at[step.number].group if step else 0
         for other in self._steps[self._next_index :]:
             content = other.content
             if (
-                isinstance(content, EffectIntended)
+                isinstance(content, EffectIntent)
                 and other.number not in self._consumed
                 and self._call_at[other.number].group == group
                 and content.tool == given.tool
@@ -291,13 +291,13 @@ class ReplayCursor:
                 indexes += self._with_nested(other)
         return indexes
 
-    def _match_intent(self, content: EffectIntended) -> int:
+    def _match_intent(self, content: EffectIntent) -> int:
         recorded = self._find(content.identity, content)
         self._consume([index for index, _ in recorded.attempts])
         self.compared += 1
         return self._steps[recorded.attempts[-1][0]].position
 
-    def _match_outcome(self, content: EffectSettled) -> int:
+    def _match_outcome(self, content: EffectOutcome) -> int:
         call = self._calls[content.identity]
         outcome = self._require_outcome(call)
         names = ("state", "error", "reason", "message_count", "result", "unstored")
@@ -414,7 +414,7 @@ class ReplayCursor:
     ) -> NoReturn:
         """Stop: the agent is at fault unless the record ends here for a reason of its own."""
         turn = getattr(given, "turn", "")
-        if isinstance(given, EffectIntended):
+        if isinstance(given, EffectIntent):
             turn = turn or next(reversed(self._state.turns), "")
         reason = self._end_reason(turn, step)
         if reason:

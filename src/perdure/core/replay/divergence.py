@@ -6,8 +6,8 @@ import msgspec
 
 from perdure.journal.records import (
     Content,
-    EffectIntended,
-    EffectSettled,
+    EffectIntent,
+    EffectOutcome,
     Message,
     Note,
     Summary,
@@ -20,13 +20,13 @@ LINE_MAX = 300  # characters of a value shown in one line
 
 # Fields that do not depend on the agent's behavior: token counts, positions, ids chosen per run.
 _IGNORED_FIELDS = {
-    "message": ("tokens", "counter", "call"),
+    "message": ("tokens", "counter", "append_digest"),
     "summary": ("tokens", "counter"),
     "turn.begun": ("correlation_id",),
-    "turn.completed": ("begun", "since"),
-    "turn.failed": ("begun", "since"),
-    "turn.abandoned": ("begun", "since"),
-    "effect.intended": ("identity", "key", "owner", "retries", "approval", "turn"),
+    "turn.completed": ("begun", "reopened"),
+    "turn.failed": ("begun", "reopened"),
+    "turn.abandoned": ("begun", "reopened"),
+    "effect.intent": ("identity", "key", "owner", "retry_of", "approval", "turn"),
 }
 
 
@@ -113,11 +113,11 @@ def describe_record(content: Content | None) -> Described:
     match content:
         case None:
             return Described("nothing")
-        case EffectIntended(called="model"):
+        case EffectIntent(call_type="model"):
             return Described(f"calls the model {content.tool}, request {content.digest}")
-        case EffectIntended():
+        case EffectIntent():
             return Described(f"calls {content.tool} with {one_line(content.arguments)}")
-        case EffectSettled():
+        case EffectOutcome():
             return Described(f"a call ended: {content.state}")
         case Message():
             return Described(f"a message, {one_line(content.message)}")

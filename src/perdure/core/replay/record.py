@@ -17,7 +17,7 @@ from perdure.formats.tool_calls import answers
 from perdure.journal import chain
 from perdure.journal.chain import ChainTip, VerifiedRecord
 from perdure.journal.reader import ForwardReader
-from perdure.journal.records import ApprovalAsked, Content, EffectIntended, EffectSettled, Message
+from perdure.journal.records import ApprovalRequested, Content, EffectIntent, EffectOutcome, Message
 from perdure.journal.requests import Steps
 
 NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcome
@@ -64,8 +64,8 @@ class RecordedCall:
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
-        self.attempts: list[tuple[int, EffectIntended]] = []
-        self.outcomes: list[tuple[int, EffectSettled]] = []
+        self.attempts: list[tuple[int, EffectIntent]] = []
+        self.outcomes: list[tuple[int, EffectOutcome]] = []
         self.messages: list[int] = []
         """The steps of its result messages."""
         self.refused = False
@@ -84,11 +84,11 @@ class RecordedCall:
         return next((index for index, _ in self.outcomes if index > begun), NO_STEP)
 
     @property
-    def intent(self) -> EffectIntended:
+    def intent(self) -> EffectIntent:
         return self.attempts[-1][1]
 
     @property
-    def outcome(self) -> EffectSettled | None:
+    def outcome(self) -> EffectOutcome | None:
         """The outcome that the agent saw; a later reconciliation is not part of that."""
         return next((content for index, content in self.outcomes if index == self.last), None)
 
@@ -105,9 +105,9 @@ def written_by_perdure(content: Content) -> bool:
     return content.kind in ("index", "snapshot", "view")
 
 
-def to_intent(call: CallRequest) -> EffectIntended:
+def to_intent(call: CallRequest) -> EffectIntent:
     """Return the intent that would be recorded for a call."""
-    return plans.intent_record(call, TurnOwnership("", ""), "", retries=0)
+    return plans.intent_record(call, TurnOwnership("", ""), "", retry_of=0)
 
 
 def read_steps(replica: Replica) -> Steps[list[RecordedStep]]:
@@ -130,12 +130,12 @@ def calls_by_identity(steps: Sequence[RecordedStep]) -> dict[str, RecordedCall]:
     requests: dict[str, RecordedStep] = {}
     for step in steps:
         content = step.content
-        if isinstance(content, EffectIntended):
+        if isinstance(content, EffectIntent):
             call = by_identity.setdefault(content.identity, RecordedCall(content.identity))
             call.attempts.append((step.number, content))
-        elif isinstance(content, ApprovalAsked):
+        elif isinstance(content, ApprovalRequested):
             requests[content.identity] = step
-        elif isinstance(content, EffectSettled):
+        elif isinstance(content, EffectOutcome):
             if content.identity not in by_identity and content.identity in requests:
                 by_identity[content.identity] = _refused_call(requests[content.identity])
             if content.identity in by_identity:
@@ -147,7 +147,7 @@ def calls_by_identity(steps: Sequence[RecordedStep]) -> dict[str, RecordedCall]:
 def _refused_call(request: RecordedStep) -> RecordedCall:
     """Return a call whose approval was requested and not given."""
     content = request.content
-    assert isinstance(content, ApprovalAsked)  # noqa: S101 - checked by the caller
+    assert isinstance(content, ApprovalRequested)  # noqa: S101 - checked by the caller
     call = RecordedCall(content.identity)
     call.refused = True
     requested = CallRequest(
@@ -164,7 +164,7 @@ def _refused_call(request: RecordedStep) -> RecordedCall:
 
 
 def _add_outcome(
-    call: RecordedCall, steps: Sequence[RecordedStep], step: RecordedStep, content: EffectSettled
+    call: RecordedCall, steps: Sequence[RecordedStep], step: RecordedStep, content: EffectOutcome
 ) -> None:
     """Add an outcome, and the result message that was stored in the same append."""
     if content.shared_form:  # Its result is stored in the message before it.

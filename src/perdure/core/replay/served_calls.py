@@ -24,7 +24,7 @@ from perdure.core.replica import Replica
 from perdure.core.turn_context import execution_lane
 from perdure.errors import ToolFailureError, UnknownOutcomeError
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
-from perdure.journal.records import EffectSettled
+from perdure.journal.records import EffectOutcome
 
 
 class RecordedCalls:
@@ -72,7 +72,7 @@ class RecordedCalls:
         return RecordedAnswer(messages, meta, outcome.error, outcome.reason)
 
     def _serve_message(
-        self, call: RecordedCall, outcome: EffectSettled, result: Any, reply: ResultMessage
+        self, call: RecordedCall, outcome: EffectOutcome, result: Any, reply: ResultMessage
     ) -> None:
         """Set the recorded result message, which must follow from the recorded outcome."""
         position, message = self._cursor.message(call.messages[0])
@@ -88,7 +88,7 @@ class RecordedCalls:
         reply.stored = message
 
     def _raise(
-        self, spec: ToolSpec, call: CallRequest, outcome: EffectSettled, result: Any
+        self, spec: ToolSpec, call: CallRequest, outcome: EffectOutcome, result: Any
     ) -> NoReturn:
         reason = outcome.reason
         if outcome.state == "unknown":

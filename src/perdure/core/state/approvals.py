@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.backends.digests import digest_of
 from perdure.core.state.persistent_map import PersistentMap
-from perdure.journal.records import ApprovalAsked, ApprovalDecided
+from perdure.journal.records import ApprovalDecided, ApprovalRequested
 
 WAITING = "waiting"
 
@@ -33,7 +33,7 @@ class ApprovalState(NamedTuple):
     id: str
     tool: str
     digest: str
-    bound: str
+    call_digest: str
     state: str
     request: int
     decision: int
@@ -67,14 +67,14 @@ class ApprovalsState(NamedTuple):
         return next(matches, None)
 
     def with_request(
-        self, position: int, record_id: str, content: ApprovalAsked
+        self, position: int, record_id: str, content: ApprovalRequested
     ) -> "ApprovalsState":
         """Apply a request for an approval; the call's previous approval is void."""
         approval = ApprovalState(
             id=record_id,
             tool=content.tool,
             digest=content.digest,
-            bound=binding_digest(content.tool, content.version, content.digest),
+            call_digest=binding_digest(content.tool, content.version, content.digest),
             state=WAITING,
             request=position,
             decision=0,
@@ -87,7 +87,7 @@ class ApprovalsState(NamedTuple):
     def with_decision(self, position: int, content: ApprovalDecided) -> "ApprovalsState":
         """Apply a decision: only the first one, and only if it is bound to the requested call."""
         match = self.find(content.approval)
-        if match is None or match[1].bound != content.bound:
+        if match is None or match[1].call_digest != content.call_digest:
             return self
         identity, approval = match
         expires = content.decision == EXPIRED and approval.state == APPROVED

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from perdure.core.state.approvals import ApprovalsState, ApprovalState
 from perdure.core.state.persistent_map import PersistentMap
 from perdure.journal.records import (
-    ApprovalAsked,
     ApprovalDecided,
+    ApprovalRequested,
     ApprovalRow,
-    EffectIntended,
+    EffectIntent,
+    EffectOutcome,
     EffectRow,
-    EffectSettled,
 )
 
 INTENDED = "intended"
@@ -47,7 +47,7 @@ class EffectState(NamedTuple):
     policy: str
 
     @classmethod
-    def of_intent(cls, position: int, record_id: str, content: EffectIntended) -> "EffectState":
+    def of_intent(cls, position: int, record_id: str, content: EffectIntent) -> "EffectState":
         """Return the state right after an intent."""
         return cls(
             effect=record_id,
@@ -82,7 +82,7 @@ class EffectsState(NamedTuple):
         unknown = sum(effect.state == UNKNOWN for effect in by_identity.values())
         return cls(PersistentMap({**by_identity}), unknown, ApprovalsState.of(approvals or {}))
 
-    def with_intent(self, position: int, record_id: str, content: EffectIntended) -> "EffectsState":
+    def with_intent(self, position: int, record_id: str, content: EffectIntent) -> "EffectsState":
         """Apply an intent."""
         effect = EffectState.of_intent(position, record_id, content)
         previous = self.by_identity.get(content.identity)
@@ -94,7 +94,9 @@ class EffectsState(NamedTuple):
         approvals = self.approvals.with_intent(content.identity, content.approval)
         return state._replace(approvals=approvals)
 
-    def with_request(self, position: int, record_id: str, content: ApprovalAsked) -> "EffectsState":
+    def with_request(
+        self, position: int, record_id: str, content: ApprovalRequested
+    ) -> "EffectsState":
         """Apply a request for an approval."""
         return self._replace(approvals=self.approvals.with_request(position, record_id, content))
 
@@ -102,7 +104,7 @@ class EffectsState(NamedTuple):
         """Apply a decision about an approval."""
         return self._replace(approvals=self.approvals.with_decision(position, content))
 
-    def with_outcome(self, position: int, content: EffectSettled, *, over: bool) -> "EffectsState":
+    def with_outcome(self, position: int, content: EffectOutcome, *, over: bool) -> "EffectsState":
         """Apply an outcome. `over` says that its turn has ended."""
         effect = self.by_identity.get(content.identity)
         if effect is None or effect.effect != content.effect:

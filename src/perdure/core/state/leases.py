@@ -17,14 +17,14 @@ class LeaseState(NamedTuple):
     epoch: int
     owner: str
     ttl: float
-    who: str
+    holder: str
     renewed: int
     """The position of the record that took or last renewed it."""
 
 
 def apply_taken(position: int, content: LeaseTaken) -> LeaseState:
     """Return the lease state after a `lease.taken` record."""
-    return LeaseState(content.epoch, content.owner, content.ttl, content.who, position)
+    return LeaseState(content.epoch, content.owner, content.ttl, content.holder, position)
 
 
 def apply_change(

@@ -32,15 +32,15 @@ from perdure.journal.erasures import NOTHING_ERASED, Erasures
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.reader import ParentStream
 from perdure.journal.records import (
-    ApprovalAsked,
     ApprovalDecided,
+    ApprovalRequested,
     Branched,
     BranchKept,
     BranchReleased,
     Content,
     Deleted,
-    EffectIntended,
-    EffectSettled,
+    EffectIntent,
+    EffectOutcome,
     Erased,
     FieldsChanged,
     IndexPage,
@@ -85,14 +85,14 @@ INPUT_SUFFIX = "\tinput"  # ends the id of a turn's input; a caller's id has no 
 class OpenTurn(NamedTuple):
     """A turn that has begun and not ended. `owner` is the id of the record that last claimed it.
 
-    `since` is the position of the record that opened it again after a failure, or 0. Snapshots
+    `reopened` is the position of the record that opened it again after a failure, or 0. Snapshots
     store it as an array: the order of the fields is part of the format.
     """
 
     position: int
     correlation_id: str
     owner: str
-    since: int = 0
+    reopened: int = 0
 
 
 class StoredView(NamedTuple):
@@ -271,16 +271,18 @@ class SessionState:
         elif kind == Snapshot.kind:
             self.since_snapshot, self.snapshot_size = 0, len(payload)
 
-    def _effect_intended(self, position: int, record_id: str, content: EffectIntended) -> None:
+    def _effect_intent(self, position: int, record_id: str, content: EffectIntent) -> None:
         self.effects = self.effects.with_intent(position, record_id, content)
 
-    def _effect_settled(self, position: int, _id: str, content: EffectSettled) -> None:
+    def _effect_outcome(self, position: int, _id: str, content: EffectOutcome) -> None:
         turn_has_ended = content.turn not in self.turns
         self.effects = self.effects.with_outcome(position, content, over=turn_has_ended)
         if content.intent:  # The outcome of a call with a caller's own key.
             self._own("recent_ids")[content.identity] = position
 
-    def _approval_asked(self, position: int, record_id: str, content: ApprovalAsked) -> None:
+    def _approval_requested(
+        self, position: int, record_id: str, content: ApprovalRequested
+    ) -> None:
         self.effects = self.effects.with_request(position, record_id, content)
 
     def _approval_decided(self, position: int, _id: str, content: ApprovalDecided) -> None:
@@ -358,7 +360,7 @@ class SessionState:
         self.effects = self.effects._replace(approvals=ApprovalsState())
 
     def _omitted(self, _position: int, _id: str, content: Omitted) -> None:
-        if content.record == Branched.kind:  # The source of this copy is a branch.
+        if content.record_kind == Branched.kind:  # The source of this copy is a branch.
             self._leave_parent()
 
     def _erased(self, _position: int, _id: str, content: Erased) -> None:
@@ -395,9 +397,9 @@ class SessionState:
         self.deleted, self.begin = True, position
 
     _changes: ClassVar[dict[str, Callable[..., None]]] = {
-        "effect.intended": _effect_intended,
-        "effect.settled": _effect_settled,
-        "approval.asked": _approval_asked,
+        "effect.intent": _effect_intent,
+        "effect.outcome": _effect_outcome,
+        "approval.requested": _approval_requested,
         "approval.decided": _approval_decided,
         "value": _value,
         "turn.begun": _turn_begun,
@@ -470,14 +472,14 @@ class SessionState:
         cls, snapshot: Snapshot, payload: bytes, *, name: str, position: int
     ) -> "SessionState":
         """Return the state stored in a snapshot; raise PayloadError if it cannot be read."""
-        state = cls._of_facts(snapshot.state, snapshot.facts, name, position)
+        state = cls._of_facts(snapshot.state_version, snapshot.facts, name, position)
         state.snapshot_size = len(payload)
         return state
 
     @classmethod
     def before_compaction(cls, compacted: Compacted, *, name: str, position: int) -> "SessionState":
         """Return the state before the first record that a compaction kept."""
-        state = cls._of_facts(compacted.state, compacted.facts, name, position)
+        state = cls._of_facts(compacted.state_version, compacted.facts, name, position)
         state.recent_ids = {**compacted.recent}
         return state
 

@@ -434,7 +434,7 @@ class AsyncConversation:
         calls = changed_results(inputs, exchange.inputs)
         if calls:
             text = "a tool returned a different result than the recorded one, which is used"
-            await self.session.note({"told": text, "calls": calls})
+            await self.session.note({"text": text, "calls": calls})
 
     async def _records(self, after: int) -> list[Record]:
         return [record async for record in self.session.records(after=after)]

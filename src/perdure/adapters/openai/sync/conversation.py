@@ -433,7 +433,7 @@ class Conversation:
         calls = changed_results(inputs, exchange.inputs)
         if calls:
             text = "a tool returned a different result than the recorded one, which is used"
-            self.session.note({"told": text, "calls": calls})
+            self.session.note({"text": text, "calls": calls})
 
     def _records(self, after: int) -> list[Record]:
         return list(self.session.records(after=after))

@@ -2,10 +2,12 @@
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import perdure
+from benchmarks.conversations import conversations, store_conversation
 from benchmarks.report import Line, Part, Progress, table
 from benchmarks.workload import json_size, turns
 
@@ -27,12 +29,20 @@ class Stored(NamedTuple):
 
 
 def one_session(path: Path, count: int) -> Stored:
-    """Store turns in one session."""
+    """Store turns in one session, each with one append."""
     said = turns(count)
     with perdure.open(path) as store:
         session = store.session("session-00000")
         for turn in said:
             session.append(*turn)
+    return _stored(path, said)
+
+
+def realistic(path: Path, count: int) -> Stored:
+    """Store the realistic workload in one session, through turns, with its tools as effects."""
+    said = conversations(count)
+    with perdure.open(path) as store:
+        store_conversation(store.session("session-00000"), said)
     return _stored(path, said)
 
 
@@ -61,15 +71,21 @@ def _stored(path: Path, said: list[list[dict[str, object]]]) -> Stored:
     return Stored(len(said), sum(map(len, said)), sum(map(json_size, said)), size)
 
 
+WAYS: dict[str, Callable[[Path, int], Stored]] = {
+    "one session": one_session,
+    "64 sessions, interleaved": lambda path, count: interleaved(path, count, 64),
+    "realistic, through turns": realistic,
+}
+
+
 def measure(folder: Path, *, count: int) -> Part:
-    """Measure both ways of filling a store."""
-    progress = Progress("storage", 2)
+    """Measure each way of filling a store."""
+    progress = Progress("storage", len(WAYS))
     part = Part("storage")
     rows = []
-    for name, sessions in (("one session", 1), ("64 sessions, interleaved", 64)):
+    for name, fill in WAYS.items():
         with tempfile.TemporaryDirectory(dir=folder) as place:
-            path = Path(place) / "perdure.db"
-            found = one_session(path, count) if sessions == 1 else interleaved(path, count, 64)
+            found = fill(Path(place) / "perdure.db", count)
         progress.step(name)
         each = found.file_bytes / found.turns
         most = found.bound / found.turns
@@ -79,7 +95,7 @@ def measure(folder: Path, *, count: int) -> Part:
             Line(
                 f"bytes stored a turn, {name}",
                 f"{each:,.0f} B",
-                f"at most 1.15 × JSON + 400 B a record = {most:,.0f} B",
+                f"at most 1.15 × JSON + 400 B a message = {most:,.0f} B",
                 each <= most,
             )
         )

@@ -251,13 +251,17 @@ class EffectIntent(Content, frozen=True, kw_only=True):
     tool: str
     arguments: Any = None
     """The tool's arguments. A model's request is not stored again: the messages contain it."""
-    digest: str
-    """The digest of the arguments as stored, or of the model's request."""
-    key: str
-    """The idempotency key for the outside world: the same for every attempt."""
-    policy: Literal["read_only", "idempotent", "reconcile", "unsafe"]
+    digest: str = ""
+    """The digest of the model's request. That of a tool's arguments is computed from them."""
+    key: str = ""
+    """The idempotency key for the outside world: the same for every attempt.
+
+    If it is left out, it is the id of this record without its dot.
+    """
+    policy: Literal["read_only", "idempotent", "reconcile", "unsafe"] = "unsafe"
     turn: str
-    owner: str
+    owner: str = ""
+    """Left out if it is the turn itself: the writer began the turn."""
     version: str = ""
     actor: str = ""
     parent: str = ""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.backends.digests import digest_of
 from perdure.core.effects.calls import (
     DidNotHappen,
     Effect,
@@ -711,3 +712,23 @@ def test_a_tool_of_another_session_is_recorded_where_the_model_called_it(ledger:
     assert [(found.tool, found.policy) for found in other.effects.list()] == [
         ("charge", "idempotent")
     ]
+
+
+def test_an_intent_leaves_out_what_is_known_from_its_id_its_turn_and_its_arguments() -> None:
+    with perdure.open("memory:") as store:
+        session = store.session("s")
+        keys: list[str] = []
+
+        def charge(amount: int) -> None:
+            keys.append(current_effect().key)
+
+        with session.turn("go") as turn:
+            session.tool(charge)(5)
+            identity, effect = next(iter(session._handle.replica.state.effects.by_identity.items()))
+        record = next(one for one in session.records() if isinstance(one.content, EffectIntent))
+        assert record.content == EffectIntent(
+            identity=identity, tool="charge", arguments={"amount": 5}, turn=turn.id
+        )
+        assert (effect.key, effect.owner, effect.policy) == (record.id[1:], turn.id, "unsafe")
+        assert effect.digest == digest_of(b'{"amount":5}')
+        assert keys == [session.effects.list()[0].key] == [record.id[1:]]

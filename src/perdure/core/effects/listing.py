@@ -23,7 +23,7 @@ from perdure.core.state.approvals import (
     ApprovalState,
     binding_digest,
 )
-from perdure.core.state.effects import INTENDED, UNKNOWN
+from perdure.core.state.effects import INTENDED, UNKNOWN, key_of
 from perdure.errors import ApprovalError, NotFoundError, UsageError
 from perdure.formats.intake import IncomingMessage
 from perdure.journal import chain, reader
@@ -316,7 +316,7 @@ def _from_call(
         result=None,
         error="",
         reason="",
-        key=intent.key if intent else "",
+        key=key_of(linked.id, intent) if intent else "",
         policy=intent.policy if intent else "",
         version=content.version,
         turn=content.turn,

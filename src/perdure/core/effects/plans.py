@@ -62,8 +62,7 @@ def plan_intent(
     owner = turn.ownership
     notices = encode_messages(replica, [notice], ANONYMOUS, owner.turn, None) if notice else []
     request = replica.new_id() if call.approval else ""
-    token = replica.settings.token
-    attempt, first_key = GENERATED_PREFIX + token(), token()
+    attempt = GENERATED_PREFIX + replica.settings.token()
 
     def make(batch: RecordBatch) -> Steps[CallDecision]:
         require_turn_owner(batch, owner)
@@ -86,10 +85,10 @@ def plan_intent(
             if decision.action not in ("run", "reconcile"):
                 return decision
         # Every attempt has the key of the first one: services use it to detect duplicates.
-        key, retry_of = (prior.key, prior.intent) if prior is not None else (first_key, 0)
+        key, retry_of = (prior.key, prior.intent) if prior is not None else ("", 0)
         content = intent_record(call, owner, key, retry_of=retry_of, approval=decision.approval)
         batch.add_content(attempt, content)
-        return decision._replace(action="run", effect=attempt, key=key)
+        return decision._replace(action="run", effect=attempt, key=key or attempt[1:])
 
     return Plan("effect.intend", call.identity, make), attempt
 
@@ -103,11 +102,11 @@ def intent_record(
         tool=call.tool,
         version=call.version,
         arguments=call.arguments,
-        digest=call.digest,
+        digest="" if call.kind == "tool" else call.digest,
         key=key,
         policy=call.policy,
         turn=turn.turn,
-        owner=turn.owner,
+        owner="" if turn.owner == turn.turn else turn.owner,
         actor=call.actor,
         parent=call.parent,
         retry_of=retry_of,

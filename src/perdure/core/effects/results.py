@@ -39,7 +39,7 @@ INTERRUPTED_PREFIX, INTERRUPTED_SUFFIX = "It was interrupted by ", " while it ra
 
 REASON_CHARS_MAX = 2_000  # characters of an error's text; enough to read, too few for a dump
 
-SHARED_MIN = 1024  # characters; a shorter result stays in its outcome, where people look for it
+SHARED_MIN = 64  # characters; naming the form takes 21 bytes, so a shorter one is stored twice
 
 
 def shared_form(result: Any, message: dict[str, Any]) -> SharedForm:

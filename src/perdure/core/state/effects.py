@@ -9,8 +9,10 @@ States are immutable: every method that changes one returns a new one.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from perdure.backends.digests import digest_of
 from perdure.core.state.approvals import ApprovalsState, ApprovalState
 from perdure.core.state.persistent_map import PersistentMap
+from perdure.journal import codec
 from perdure.journal.records import (
     ApprovalDecided,
     ApprovalRequested,
@@ -27,6 +29,11 @@ UNKNOWN = "unknown"
 KEYED_PREFIX = "key:"  # prefix of the identity of a call with a caller's own key
 
 MODEL_PREFIX = "model:"  # prefix of the identity of a model call
+
+
+def key_of(record_id: str, intent: EffectIntent) -> str:
+    """Return the idempotency key of a call, given its intent and the id of that record."""
+    return intent.key or (record_id[1:] if intent.call_type == "tool" else "")
 
 
 class EffectState(NamedTuple):
@@ -56,9 +63,9 @@ class EffectState(NamedTuple):
             intent=position,
             outcome=0,
             turn=content.turn,
-            owner=content.owner,
-            digest=content.digest,
-            key=content.key,
+            owner=content.owner or content.turn,
+            digest=content.digest or digest_of(codec.encode_tree(content.arguments)),
+            key=key_of(record_id, content),
             policy=content.policy,
         )
 

@@ -222,11 +222,8 @@ def faults(answers: Answers, good: Answers) -> list[str]:
 def _found_out(answers: Answers, listed: Answer, good: Answer) -> bool:
     if isinstance(listed, Wrong):
         return False
-    # A time of None says that it cannot be read: that is no wrong answer.
-    unread = {head.id for head in listed if head.changed is None}
-    right = [head._replace(changed=None) if head.id in unread else head for head in good]
-    concerned = {head.id for head in listed if head not in right}
-    concerned |= {head.id for head in right if head not in listed}
+    concerned = {head.id for head in listed if head not in good}
+    concerned |= {head.id for head in good if head not in listed}
     return all(
         isinstance(answers.get(f"{name}: resume"), PerdureError)
         or isinstance(answers.get(f"{name}: verify"), PerdureError)

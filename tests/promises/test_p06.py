@@ -61,6 +61,25 @@ def test_a_sample_of_everything_holds() -> None:
     sample(damage.PROMISE, seed=6, seconds=SECONDS + 3, least=10)
 
 
+def test_a_damaged_page_takes_the_time_of_no_session_that_can_be_read(clean: damage.Clean) -> None:
+    """A listing reads many headers at once; one that SQLite cannot read spoils no other."""
+    unread = set()
+    for start in range(0, len(clean.content), 4096):
+        content = bytearray(clean.content)
+        content[start + 15] ^= 1
+        for file in clean.path.parent.glob("store.db*"):
+            file.unlink()
+        clean.path.write_bytes(content)
+        answers = stores.read_all(clean.path, clean.names)
+        assert not stores.faults(answers, clean.answers), start
+        listed = answers.get("sessions")
+        for head in listed if isinstance(listed, list) else ():
+            if head.changed is None:
+                unread.add(head.id)
+                assert isinstance(answers[f"{head.id}: resume"], DamagedError), (start, head.id)
+    assert unread
+
+
 @pytest.mark.slow
 def test_rows_that_are_moved_altered_or_lost_are_found(clean: damage.Clean) -> None:
     mutations = clean.row_mutations()

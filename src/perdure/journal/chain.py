@@ -375,7 +375,8 @@ def session_of(header: bytes) -> str | None:
 def time_of(head: Head) -> datetime | None:
     """Return when the last entry of a listed stream was written; None if it cannot be read.
 
-    None and no error: a listing does not end at a damaged entry, which reading the stream reports.
+    None and no error: a listing does not end at a damaged entry. Opening the session reports it,
+    because it reads that entry.
     """
     if digest_of(head.header) != head.digest:
         return None

@@ -27,6 +27,8 @@ LAST_HEADER = (
     f"(select {HEADER} from entry where entry.stream = h.id and entry.position = h.position)"  # noqa: S608
 )
 
+HEADER_AT = f"select {HEADER} from entry where stream = ? and position = ?"  # noqa: S608
+
 # The heads of some keys, a JSON array: one call of the driver for a page.
 HEADS_BY_KEY = (
     f"select h.id, name, position, digest, labels, {LAST_HEADER}"  # noqa: S608
@@ -173,9 +175,21 @@ def listing_rows(
         try:
             return db.execute(sql, bindings).fetchall()
         except apsw.CorruptError:
-            pass
+            rows: list[tuple[Any, ...]] = db.execute(WITHOUT_HEADER[sql], bindings).fetchall()
+            column = sql[: sql.index(LAST_HEADER)].count(",")
+            return [_with_header(db, row, column) for row in rows]
     # Opening a session lists one head, without its header: that lookup would take 7 % of the time.
     return db.execute(WITHOUT_HEADER[sql], bindings).fetchall()
+
+
+def _with_header(db: apsw.Connection, row: tuple[Any, ...], column: int) -> tuple[Any, ...]:
+    """Return a row of a listing with its header, which stays null if it cannot be read."""
+    key, position = row[column - 5], row[column - 3]  # In every listing: key, name, position.
+    try:
+        header = db.execute(HEADER_AT, (key, position)).get
+    except apsw.CorruptError:
+        header = None  # Reading the stream reports it.
+    return (*row[:column], header, *row[column + 1 :])
 
 
 def heads_by_key(db: apsw.Connection, keys: Sequence[int], choice: StreamFilter) -> list[Head]:

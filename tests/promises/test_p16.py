@@ -12,7 +12,7 @@ from perdure.core.plans import Plan
 from perdure.core.state.conversation import ConversationState
 from perdure.core.state.session_state import SessionState
 from perdure.core.view import newer_records
-from perdure.errors import CompactedError
+from perdure.errors import CompactedError, DamagedError
 from perdure.sync.session import Session
 from tests.promises import p16_machine as machine
 
@@ -68,5 +68,5 @@ def test_the_machine_notices_that(
 ) -> None:
     owner, name, broken = BREAKAGES[breakage]
     monkeypatch.setattr(owner, name, broken)
-    with pytest.raises((AssertionError, CompactedError)):
+    with pytest.raises((AssertionError, CompactedError, DamagedError)):
         machine.run(machine.opener("memory", tmp_path), seed=1, runs=40)

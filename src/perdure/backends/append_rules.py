@@ -76,6 +76,9 @@ def _check_entries(append: Append) -> None:
             reason = f"the header of entry {expected} of {append.stream!r} has {len(header)} bytes"
             raise UsageError(f"{reason}: at most {HEADER_MAX} are allowed")
         expected += count
+    if not 0 <= append.snapshot < expected:
+        reason = f"the snapshot of {append.stream!r} is at {append.snapshot}"
+        raise UsageError(f"{reason}, not at a position up to {expected - 1}: pass 0 for none")
 
 
 def _check_labels(append: Append) -> None:

@@ -41,6 +41,7 @@ class _MemoryStream:
         self.entries: list[Entry] = []  # In order, without gaps.
         self.labels: frozenset[str] = frozenset()
         self.digest = ""
+        self.snapshot = 0
         self.changed = 0
 
     @property
@@ -249,6 +250,7 @@ class MemoryBackend:
             finally:  # No calls below: no signal handler can raise after a part of it.
                 state.entries[end:] = missing
                 state.labels, state.digest, state.changed = append.labels, digest, changed
+                state.snapshot = append.snapshot
                 self._streams[append.stream] = state
         return outcome
 
@@ -284,4 +286,5 @@ def _without_long_body(entry: Entry, max_body: int | None) -> Entry:
 
 
 def _head(name: str, stream: _MemoryStream) -> Head:
-    return Head(name, stream.last, stream.digest, stream.labels, stream.entries[-1].header)
+    end = stream.entries[-1]
+    return Head(name, end.last, stream.digest, stream.labels, end.header, stream.snapshot)

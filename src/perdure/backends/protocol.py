@@ -75,12 +75,15 @@ class Append(NamedTuple):
 
     `previous` is the digest of the entry before the first one, as in the head that it continues. If
     it is empty, the append `begins` its stream: earlier entries are a conflict.
+
+    `snapshot` is a position for the head (`Head.snapshot`), given with every append as labels are.
     """
 
     stream: str
     entries: Sequence[Entry]
     labels: frozenset[str] = frozenset()
     previous: str = ""
+    snapshot: int = 0
 
     @property
     def begins(self) -> bool:
@@ -109,6 +112,11 @@ class Head(NamedTuple):
     labels: frozenset[str]
     header: bytes = b""
     """Empty unless asked for, or if the entry cannot be read, which reading the stream reports."""
+    snapshot: int = 0
+    """The position of the newest snapshot in the stream, where opening begins to read; 0: none.
+
+    A store keeps the number of the newest append, and does not know what is there.
+    """
 
 
 class Backend(Protocol):
@@ -138,7 +146,7 @@ class Backend(Protocol):
           *stored*; with another digest, the stream has another history: *conflict*;
         - entries with equal headers exist at those positions, all of them or the first ones, and
           the entry before them, unless it was dropped, has the digest `previous`: *stored*, and
-          the missing ones are added (labels are unchanged if none were missing);
+          the missing ones are added (labels and `snapshot` are unchanged if none were missing);
         - different entries exist there, or a position was dropped: *conflict*;
         - the first entry would leave a gap: *refused*, or *conflict* if it `begins` the stream.
 

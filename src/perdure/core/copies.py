@@ -162,7 +162,8 @@ class _SessionCopy:
         entries, self._entries = self._entries, []
         if not entries:
             return True
-        append = Append(self._target.name, entries, UNFINISHED, self._stored)
+        snapshot = self._state.snapshot
+        append = Append(self._target.name, entries, UNFINISHED, self._stored, snapshot)
         outcome = yield from requests.commit(append)
         self._stored = self._tip.digest or ""
         return outcome.status == "stored"

@@ -212,17 +212,9 @@ class Replica:
 
     def load(self) -> Steps[None]:
         """Read the end of the stream, back to the latest usable snapshot, and publish the state."""
-        head = yield from requests.head(self.name)
-        tail, base = yield from self.loader.read_tail(None)
-        # The head must be read before the tail, or a tail cut short would go unnoticed. Here the
-        # session was created between the two reads, so read both again in that order.
-        if head is None and tail:
-            head = yield from requests.head(self.name)
-            tail, base = yield from self.loader.read_tail(None)
-        reader.require_head(self.name, head, tail)
+        head, tail, state = yield from self.loader.load()
         self.unfinished = head is not None and head.labels >= UNFINISHED
         if tail:
-            state = self.loader.rebuild(tail, base)
             stream = StreamIdentity(self.name, tail[0].header.stream, self.settings.tenant)
             self._publish(state, stream, tail[0].tip, None)
             self._unseen.clear()
@@ -553,7 +545,8 @@ class Replica:
             entry, tip = chain.link_entry(stream, tip, drafts, time=time, cipher=cipher)
             entries.append(entry)
         # Takes half the time of calling the class.
-        append = tuple.__new__(Append, (self.name, entries, labels, batch.tip.digest or ""))
+        facts = (self.name, entries, labels, batch.tip.digest or "", batch.state.snapshot)
+        append = tuple.__new__(Append, facts)
         return InDoubtWrite(append, batch, stream, tip)
 
     def _resolve_doubt(self, doubt: InDoubtWrite) -> Steps[None]:

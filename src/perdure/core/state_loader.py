@@ -6,15 +6,16 @@ state, and notices of snapshots that were skipped. Nothing is published here.
 
 from collections.abc import Sequence
 
+from perdure.backends.protocol import Entry, Head
 from perdure.core.plans import PendingEvent
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import SessionState
-from perdure.errors import ChainError, PayloadError
-from perdure.journal import chain, reader
+from perdure.errors import ChainError, DamagedError, PayloadError
+from perdure.journal import chain, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedRecord
 from perdure.journal.cipher import Cipher
 from perdure.journal.compaction import Compacted
-from perdure.journal.reader import History
+from perdure.journal.reader import PAGE, History
 from perdure.journal.records import Message, MessagesReplaced, MessagesRetracted, Snapshot
 from perdure.journal.requests import Steps
 
@@ -38,6 +39,37 @@ def newest_payload(record: PendingRecord, state: SessionState, last: bytes | Non
     return last if state.last_message else None
 
 
+def _require_head(name: str, head: Head | None, tail: Sequence[VerifiedRecord]) -> None:
+    """Raise unless the tail that was read matches the head; this detects a truncated tail."""
+    if head is None:
+        if tail:
+            raise DamagedError(name, 0, "it has entries and no head")
+        return
+    if not tail or tail[0].position < head.position:
+        raise ChainError(name, head.position, "the head points to it, but it is missing")
+    for linked in tail:
+        if linked.position == head.position and (linked.digest != head.digest or linked.remaining):
+            raise ChainError(name, head.position, "it is not the entry that the head points to")
+
+
+def _has_tail(head: Head | None, entries: Sequence[Entry]) -> bool:
+    """Return whether a stream exists, given the answer to `requests.tail`.
+
+    ChainError unless the entries end with the snapshot that the head names.
+    """
+    if head is None or not head.snapshot:
+        return head is not None or bool(entries)
+    name, position = head.stream, head.snapshot
+    oldest = entries[-1] if entries else None
+    if oldest is None or not oldest.position <= position <= oldest.last:
+        raise ChainError(name, position, "the head names a snapshot here, but it is missing")
+    kinds = [record.kind for record in chain.parse_header(name, oldest).records]
+    if kinds[position - oldest.position] != Snapshot.kind:
+        reason = "the head names a snapshot here, but it is another record"
+        raise ChainError(name, position, reason)
+    return True
+
+
 class StateLoader:
     """Reads the end of one session's history and applies it."""
 
@@ -46,15 +78,28 @@ class StateLoader:
         self._settings = settings
         self._notices = notices
 
+    def load(self) -> Steps[tuple[Head | None, list[VerifiedRecord], SessionState]]:
+        """Return the head, the records since the snapshot that it names, newest first, the state.
+
+        Without a stream there are neither head nor records.
+        """
+        head, entries = yield from requests.tail(self._name, limit=PAGE)
+        if not _has_tail(head, entries):
+            return None, [], SessionState()
+        tail, base = yield from self.read_tail(None, entries)
+        _require_head(self._name, head, tail)
+        return head, tail, self.rebuild(tail, base)
+
     def read_tail(
-        self, past: History | None
+        self, past: History | None, entries: Sequence[Entry] = ()
     ) -> Steps[tuple[list[VerifiedRecord], SessionState | None]]:
         """Return the records back to the latest usable snapshot, newest first, and its state.
 
         Without one, the state is that before the first record of a compacted history, or None.
+        `entries` are the last ones of the stream, if they were read already.
         """
         cipher, tenant = self._settings.cipher, self._settings.tenant
-        backward = reader.BackwardReader(self._name, cipher, past, tenant=tenant)
+        backward = reader.BackwardReader(self._name, cipher, past, tenant=tenant, entries=entries)
         tail: list[VerifiedRecord] = []
         while not backward.ended:
             for linked in (yield from backward.page()):

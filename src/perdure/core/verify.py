@@ -58,7 +58,7 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
     forward = ForwardReader(past)
     base = yield from replica.loader.base_of(past)
     recomputed, index_runs = base or SessionState(), _IndexRuns(replica.name, past.erasures)
-    records = snapshots = 0
+    records = snapshots = newest = 0
     while (page := (yield from forward.page())) is not None:
         for linked in page:
             record = chain.decode_record(replica.name, linked, past.cipher)
@@ -76,11 +76,12 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
             elif isinstance(content, Summary):
                 _require_summary_range(replica.name, past, linked.position, content)
             recomputed.apply(linked.position, record.id, content, record.payload)
+            newest = linked.position if linked.kind == Snapshot.kind else newest
         records += len(page)
     index_runs.end()
     if (recomputed.facts(), recomputed.recent_ids) != (state.facts(), state.recent_ids):
         raise DamagedError(replica.name, 0, "its state does not match its records")
-    half_copied = yield from _require_head(replica, past, state)
+    half_copied = yield from _require_head(replica, past, recomputed, newest)
     position, digest = past.tip.position, past.tip.digest or ""
     return VerifyResult(
         *(replica.name, records, position, digest, snapshots, half_copied, past.first)
@@ -199,8 +200,11 @@ def _require_summary_range(name: str, past: History, position: int, content: Sum
         raise DamagedError(name, position, reason)
 
 
-def _require_head(replica: Replica, past: History, state: SessionState) -> Steps[bool]:
-    """Raise unless the head matches history and state; return whether it is an unfinished copy."""
+def _require_head(replica: Replica, past: History, state: SessionState, newest: int) -> Steps[bool]:
+    """Raise unless the head matches history and state; return whether it is an unfinished copy.
+
+    `newest` is the position of the newest snapshot, even if it was erased.
+    """
     position = past.tip.position
     head = yield from requests.head(replica.name)
     current = 0 if head is None else head.position
@@ -212,6 +216,9 @@ def _require_head(replica: Replica, past: History, state: SessionState) -> Steps
         raise DamagedError(replica.name, position, "its head is not that of its newest record")
     if head.labels not in (state.head_labels, {HALF_COPIED}, UNFINISHED):
         raise DamagedError(replica.name, 0, "the labels of its head do not match its records")
+    # Without one, opening reads more and computes the same.
+    if head.snapshot not in (state.snapshot, newest, 0) and HALF_COPIED not in head.labels:
+        raise DamagedError(replica.name, head.snapshot, "its head names an older snapshot")
     for label in head.labels:
         heads = yield from requests.heads(prefix=replica.name, labels=[label], limit=1)
         if not heads or heads[0].stream != replica.name:

@@ -281,7 +281,7 @@ def verify_entry(
     A body of None was left out by a read because it is longer than `BODY_MAX`. With `on_damage`,
     records whose body does not match the header are reported and left out, and the others returned.
     """
-    header = _parse_header(name, entry)
+    header = parse_header(name, entry)
     if entry.body is None:
         reason = f"its body is longer than {BODY_MAX} bytes, more than an entry may have"
         raise PayloadError(name, entry.position, reason)
@@ -319,7 +319,8 @@ def _report(error: ChainError, on_damage: Callable[[ChainError], object] | None)
     on_damage(error)
 
 
-def _parse_header(name: str, entry: Entry) -> Header:
+def parse_header(name: str, entry: Entry) -> Header:
+    """Return the header of an entry; ChainError if it is not in the form of one."""
     try:
         header = _decode_header(entry.header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from perdure.backends.protocol import Append, Entry, Head
+from perdure.backends.protocol import Append, Entry
 from perdure.errors import (
     ChainError,
     CompactedError,
@@ -261,19 +261,6 @@ def verify_stored(append: Append) -> Steps[None]:
         raise DamagedError(name, end_position, "the head was not advanced to the written entry")
 
 
-def require_head(name: str, head: Head | None, tail: Sequence[VerifiedRecord]) -> None:
-    """Raise unless the tail that was read matches the head; this detects a truncated tail."""
-    if head is None:
-        if tail:
-            raise DamagedError(name, 0, "it has entries and no head")
-        return
-    if not tail or tail[0].position < head.position:
-        raise ChainError(name, head.position, "the head points to it, but it is missing")
-    for linked in tail:
-        if linked.position == head.position and (linked.digest != head.digest or linked.remaining):
-            raise ChainError(name, head.position, "it is not the entry that the head points to")
-
-
 class BackwardReader:
     """Reads from a tip back to the beginning, verifying each entry by its successor.
 
@@ -282,8 +269,16 @@ class BackwardReader:
     """
 
     def __init__(
-        self, name: str, cipher: Cipher, history: History | None = None, *, tenant: str
+        self,
+        name: str,
+        cipher: Cipher,
+        history: History | None = None,
+        *,
+        tenant: str,
+        entries: Sequence[Entry] = (),
     ) -> None:
+        self._read_before = entries
+        """The first page, if the caller has read it."""
         self._name = name
         self._cipher = cipher
         self._tenant = tenant
@@ -311,8 +306,10 @@ class BackwardReader:
         size = min(limit, FIRST_PAGE)
         if self._entries_read:
             size = max(limit * self._entries_read // self._records_read, 1)
-        # As `requests.read`: every window and every opening reads through here.
-        entries: Sequence[Entry] = yield Read(self._name, after, size, reverse=True)
+        entries, self._read_before = self._read_before, ()
+        if not entries:
+            # As `requests.read`: every window and every opening reads through here.
+            entries = yield Read(self._name, after, size, reverse=True)
         if not entries:
             if self._expected is not None:
                 yield from explain_missing(self._name, self._expected.position)

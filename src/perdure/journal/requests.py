@@ -83,6 +83,28 @@ def head(stream: str) -> Steps[Head | None]:
     return page[0] if page and page[0].stream == stream else None
 
 
+def tail(stream: str, *, limit: int) -> Steps[tuple[Head | None, Sequence[Entry]]]:
+    """Return the head of a stream, and entries back to the snapshot that it names, newest first.
+
+    If it names none, the last `limit` entries.
+    """
+    newest = yield from head(stream)
+    entries = yield from _tail_entries(stream, newest, limit)
+    # The head must be read before the entries, or an end cut short would go unnoticed. Here the
+    # stream was created between the two reads, so read both again in that order.
+    if newest is None and entries:
+        newest = yield from head(stream)
+        entries = yield from _tail_entries(stream, newest, limit)
+    return newest, entries
+
+
+def _tail_entries(stream: str, newest: Head | None, limit: int) -> Steps[Sequence[Entry]]:
+    if newest is None or not newest.snapshot:
+        return (yield from read(stream, after=0, limit=limit, reverse=True))
+    first = newest.snapshot
+    return (yield from read(stream, after=first - 1, limit=newest.position - first + 1))[::-1]
+
+
 def commit(append: Append) -> Steps[Outcome]:
     outcome: Outcome = yield Commit(append)
     return outcome

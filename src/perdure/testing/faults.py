@@ -203,7 +203,10 @@ class Torn(BackendWrapper):
         self.calls += 1
         if self.calls != self.nth:
             return self.backend.append(appends)
-        torn = [append._replace(entries=append.entries[: self.keep]) for append in appends]
+        # A snapshot that was not stored is not named.
+        torn = [
+            append._replace(entries=append.entries[: self.keep], snapshot=0) for append in appends
+        ]
         self.backend.append([append for append in torn if append.entries])
         raise UnavailableError(self.name, f"injected fault after {self.keep} entries")
 

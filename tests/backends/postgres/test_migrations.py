@@ -123,7 +123,7 @@ def first(postgres_empty: str, postgres_url: str) -> tuple[str, list[Any]]:
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(FIRST.format(schema=schema).encode())
         for table, rows in (
-            ("head", "select * from {}"),
+            ("head", "select tenant, name, stream, position, digest, labels, changed from {}"),
             ("entry", "select stream, position, tenant, header, body from {}"),
             ("label", "select tenant, name, label from {} where present"),
         ):

@@ -166,12 +166,12 @@ class Appender:
                 raise
 
     def _publish(self, item: _PendingAppend, locks: LockedFiles) -> NewFile:
-        location, (_, entries, labels, _) = item.location, item.append
+        location, entries = item.location, item.append.entries
         if is_listed(self._disk, location):
             raise missing_file_error(location)
         first = entries[0].position
         at = len(encode_file_header(location.name, first))
-        data = encode_batch(location, entries, labels, at=at, previous_size=0)
+        data = encode_batch(location, entries, item.append, at=at, previous_size=0)
         return publish_file(locks, location, first, [(at, data)])
 
     # Existing streams.
@@ -225,8 +225,7 @@ class Appender:
         if not entries:
             item.outcome = outcome
             return None
-        labels = item.append.labels
-        data = encode_batch(location, entries, labels, at=file.end, previous_size=batch.size)
+        data = encode_batch(location, entries, item.append, at=file.end, previous_size=batch.size)
         return _UnsyncedBatch(item, locked_file, file, data)
 
     # Removal.

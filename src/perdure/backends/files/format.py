@@ -5,9 +5,9 @@ it are tab and newline:
 
     {"perdure":"stream","version":1,"synced":["= 000000000000901 000000000000194 5e0c42a1",
         "= 000000000000194 …"],"first":1,"name":"claim-4711","check":"…"}    (one line in the file)
-    {"perdure":[1,0,[[2,371,104,"…","…"]],["turn-open"],"…"]}
+    {"perdure":[1,0,[[2,371,104,"…","…"]],["turn-open"],0,"…"]}
     HEADER <tab> BODY
-    {"perdure":[3,812,[[1,271,512,"…","…"]],[],"…"]}
+    {"perdure":[3,812,[[1,271,512,"…","…"]],[],3,"…"]}
     HEADER <tab> BODY
 
 The first line (the file header) names the stream and the position of its first entry. Its field
@@ -20,8 +20,8 @@ the two is whole at any moment.
 Batches follow, one per append: a batch line, then one line per entry. The batch line holds the
 position of the first entry; the size in bytes of the previous batch, for reading backwards; for
 each entry the number of its records, the stored sizes of its header and body and a digest of each;
-the labels of the head; and a digest over this line, its offset and its stream, so that a line
-copied from another place is not accepted.
+the labels of the head; the position of its snapshot, or 0; and a digest over this line, its offset
+and its stream, so that a line copied from another place is not accepted.
 
 An entry is its header and body unchanged. Bytes that are not plain text (control characters,
 invalid UTF-8) and headers that look like a line of perdure's own are stored in base64 between
@@ -131,6 +131,7 @@ class StoredBatch(NamedTuple):
     positions: Sequence[int]
     """The first position of each entry, and the one after the last entry."""
     labels: frozenset[str]
+    snapshot: int
     end: int
 
     @property
@@ -148,7 +149,7 @@ class StoredBatch(NamedTuple):
 
 
 class _BatchLine(msgspec.Struct):
-    perdure: tuple[int, int, list[EntryLayout], list[str], str]
+    perdure: tuple[int, int, list[EntryLayout], list[str], int, str]
 
 
 class _FileHeaderLine(msgspec.Struct):
@@ -308,6 +309,7 @@ def encode_batch_line(
     first: int,
     pieces: Sequence[EntryLayout],
     labels: Sequence[str],
+    snapshot: int,
 ) -> bytes:
     """Encode the batch line for a given offset of a stream's file."""
     items = [
@@ -316,7 +318,7 @@ def encode_batch_line(
         else (p.records, p.header, p.body, p.header_digest, p.body_digest, p.form, p.length)
         for p in pieces
     ]
-    text = OWN_PREFIX + _encode((first, previous_size, items, labels))[:-1]
+    text = OWN_PREFIX + _encode((first, previous_size, items, labels, snapshot))[:-1]
     return b'%b,"%b"]}\n' % (text, _batch_digest(stem, at, text))
 
 
@@ -329,15 +331,15 @@ def parse_batch(stem: str, at: int, line: bytes) -> StoredBatch | None:
     if _batch_digest(stem, at, text) != ending[2 : 2 + CHECK_SIZE]:
         return None
     try:
-        first, previous_size, pieces, labels, _ = _decode_batch_line(line).perdure
+        first, previous_size, pieces, labels, snapshot, _ = _decode_batch_line(line).perdure
     except (msgspec.MsgspecError, UnicodeError):
         return None
     *starts, end = itertools.accumulate((p.size for p in pieces), initial=at + len(line))
     positions = [*itertools.accumulate((p.records for p in pieces), initial=first)]
-    if any(piece.records < 1 for piece in pieces):
+    if any(piece.records < 1 for piece in pieces) or not 0 <= snapshot < positions[-1]:
         return None
-    label_set = frozenset(labels)
-    return StoredBatch(at, first, previous_size, pieces, starts, positions, label_set, end)
+    facts = (frozenset(labels), snapshot)
+    return StoredBatch(at, first, previous_size, pieces, starts, positions, *facts, end)
 
 
 def _batch_digest(stem: str, at: int, text: bytes) -> bytes:

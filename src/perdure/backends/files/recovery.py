@@ -32,7 +32,7 @@ from perdure.backends.files.format import (
     encode_mark,
 )
 from perdure.backends.files.stream_file import BLOCK, StreamFile, StreamLocation
-from perdure.backends.protocol import Entry
+from perdure.backends.protocol import Append, Entry
 from perdure.errors import DamagedError
 
 
@@ -44,12 +44,12 @@ def set_mark(locked_file: LockedFile, location: StreamLocation, mark: DurableMar
 def encode_batch(
     location: StreamLocation,
     entries: Sequence[Entry],
-    labels: frozenset[str],
+    append: Append,
     *,
     at: int,
     previous_size: int,
 ) -> bytes:
-    """Encode a batch for a given offset of the file."""
+    """Encode entries of an append as a batch, for a given offset of the file."""
     lines = [encode_entry(entry.header, entry.body or b"", entry.records) for entry in entries]
     batch_header = encode_batch_line(
         location.stem,
@@ -57,7 +57,8 @@ def encode_batch(
         previous_size=previous_size,
         first=entries[0].position,
         pieces=[piece for _, piece in lines],
-        labels=sorted(labels),
+        labels=sorted(append.labels),
+        snapshot=append.snapshot,
     )
     return b"".join([batch_header, *(line for line, _ in lines)])
 
@@ -227,6 +228,7 @@ def _copy_batches(file: StreamFile, first: int) -> Iterator[tuple[int, bytes]]:
             first=batch.positions[skipped],
             pieces=pieces,
             labels=sorted(batch.labels),
+            snapshot=batch.snapshot,
         )
         yield at, batch_header
         for number, piece in enumerate(pieces, skipped):

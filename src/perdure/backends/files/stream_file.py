@@ -101,8 +101,8 @@ class StreamFile:
         """Return the head for a listing."""
         batch, position = self.head()
         entry = self.entry(batch, len(batch.pieces) - 1, max_body=0)
-        header = entry.header
-        return Head(self.location.name, position, digest_of(header), batch.labels, header)
+        header, name = entry.header, self.location.name
+        return Head(name, position, digest_of(header), batch.labels, header, batch.snapshot)
 
     def damaged(self, position: int, reason: str) -> DamagedError:
         return DamagedError(self.location.name, position, f"{reason} (in {self.location.path})")

@@ -167,6 +167,7 @@ class StoreQueries:
             TextArray([digest_of(last.header).encode() for last in lasts]),
             ByteaArray([_labels_column(append.labels) for _, append in batch]),
             BooleanArray(relabels),
+            BigintArray([append.snapshot for _, append in batch]),
         )
         entries = (
             ByteaArray([key for key, _ in rows]),
@@ -192,7 +193,7 @@ class StoreQueries:
         """Continue one stream whose labels do not change."""
         entries, last = append.entries, append.entries[-1]
         parameters = (
-            *(last.last, digest_of(last.header)),
+            *(last.last, digest_of(last.header), append.snapshot),
             *(self.tenant, append.stream.encode(), entries[0].position - 1, append.previous),
             *(_labels_column(append.labels), self.tenant),
             BigintArray([entry.last for entry in entries]),
@@ -349,7 +350,7 @@ class StreamPage:
 
 def decode_head(row: Row) -> Head:
     """Return a head as it was stored, or raise DamagedError."""
-    name, position, digest, labels, _changed, _stream, header = row
+    name, position, digest, labels, _changed, snapshot, _stream, header = row
     try:
         stream = name.decode()
         label_set = (
@@ -358,4 +359,6 @@ def decode_head(row: Row) -> Head:
     except (msgspec.MsgspecError, UnicodeError) as error:
         text = name.decode(errors="replace")
         raise DamagedError(text, 0, "its name or its labels cannot be read") from error
-    return Head(stream, position, digest, label_set, header or b"")
+    if not 0 <= snapshot <= position:
+        raise DamagedError(stream, 0, "its head names a snapshot that it cannot have")
+    return Head(stream, position, digest, label_set, header or b"", snapshot)

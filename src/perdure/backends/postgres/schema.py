@@ -64,6 +64,7 @@ TABLES = (
   digest text not null,
   labels bytea not null,
   changed bigint not null,
+  snapshot bigint not null default 0,
   primary key (tenant, name))""",
     HEAD_LIVE,
     HEAD_LIVE_CHANGED,
@@ -139,6 +140,8 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "update {schema}.entry set first = position",
         "alter table {schema}.entry alter column first set not null",
     ),
+    # Version 7: a head without a snapshot is read from its beginning.
+    7: ("alter table {schema}.head add column snapshot bigint not null default 0",),
 }
 
 LATEST_VERSION = max(MIGRATIONS)

@@ -39,8 +39,8 @@ NOW_MICROSECONDS = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 _APPEND = """
 with new as (
   select * from unnest(%b::bytea[], %b::bytea[], %b::bigint[], %b::text[], %b::bigint[],
-    %b::text[], %b::bytea[], %b::boolean[])
-    as new (stream, name, expected, previous, position, digest, labels, relabels)
+    %b::text[], %b::bytea[], %b::boolean[], %b::bigint[])
+    as new (stream, name, expected, previous, position, digest, labels, relabels, snapshot)
 ), held as (
   select found.name
   from (select * from new order by stream offset 0) as new
@@ -52,13 +52,14 @@ with new as (
     limit 1 for update
   ) as found
 ), taken as (
-  insert into {schema}.head as head (tenant, stream, name, position, digest, labels, changed)
+  insert into {schema}.head as head
+    (tenant, stream, name, position, digest, labels, changed, snapshot)
   select %b::text, stream, name, position, digest, labels,
-    case when expected = 0 then {now} else -expected end
+    case when expected = 0 then {now} else -expected end, snapshot
   from new where (expected > 0) = (name in (select held.name from held)) order by stream
   on conflict (tenant, name) do update
   set position = excluded.position, digest = excluded.digest, labels = excluded.labels,
-    changed = {now}
+    changed = {now}, snapshot = excluded.snapshot
   where head.position = -excluded.changed
   returning head.stream
 ), written as (
@@ -75,7 +76,7 @@ with new as (
 _APPEND_NEXT = """
 with taken as (
   update {schema}.head as head
-  set position = %b::bigint, digest = %b::text, changed = {now}
+  set position = %b::bigint, digest = %b::text, snapshot = %b::bigint, changed = {now}
   where head.tenant = %b::text and head.name = %b::bytea and head.position = %b::bigint
     and head.digest = %b::text and head.labels = %b::bytea
   returning head.stream
@@ -200,7 +201,9 @@ _BEGINS_BEFORE = """position <= coalesce((
       and first < %b::bigint"""
 
 
-_COLUMNS = "head.name, head.position, head.digest, head.labels, head.changed, head.stream"
+_COLUMNS = (
+    "head.name, head.position, head.digest, head.labels, head.changed, head.snapshot, head.stream"
+)
 
 
 # Heads of a listing, each with the header of its last entry.
@@ -342,7 +345,7 @@ select exists (select 1 from gone) or not exists (
 
 # Each head with the labels that it is listed under.
 _CHECK_HEADS = """
-select head.name, head.position, head.digest, head.labels, head.changed, head.stream, array(
+select {columns}, array(
   select label.label || label.value from {schema}.label as label
   where label.tenant = %b::text and label.name = head.name and label.present)
 from (

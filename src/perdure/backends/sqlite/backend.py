@@ -70,16 +70,18 @@ ADD_TEXT = (
     " values (?, ?, ?, cast(? as text), cast(? as text))"
 )
 
-ADD_HEAD = "insert into head (position, digest, labels, id, name) values (?, ?, ?, ?, ?)"
+ADD_HEAD = (
+    "insert into head (position, digest, snapshot, labels, id, name) values (?, ?, ?, ?, ?, ?)"
+)
 
-MOVE_HEAD = "update head set position = ?, digest = ? where id = ? and name = ?"
+MOVE_HEAD = "update head set position = ?, digest = ?, snapshot = ? where id = ? and name = ?"
 
 # Apart from MOVE_HEAD, and only if the labels change: a partial index depends on them.
 RELABEL_HEAD = "update head set labels = ? where id = ?"
 
 CONTINUE_STREAM = (
-    "update head set position = ?, digest = ? where id = ? and name = ? and position = ?"
-    " and labels = ? and digest = ?"
+    "update head set position = ?, digest = ?, snapshot = ? where id = ? and name = ?"
+    " and position = ? and labels = ? and digest = ?"
 )
 
 ADD_LABEL = "insert into label (label, name, stream) values (?, ?, ?)"
@@ -383,12 +385,13 @@ def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append)
 
     This is the common case. Return False if it does not apply; then nothing was changed.
     """
-    stream, entries, _, previous = append
+    stream, entries, _, previous, snapshot = append
     if not previous:
         return False
     first, last = entries[0].position, entries[-1]
     end = last.position + last.records - 1
-    head = (end, digest_of(last.header), key, stream, first - 1, labels, previous)
+    digest = digest_of(last.header)
+    head = (end, digest, snapshot, key, stream, first - 1, labels, previous)
     db.execute(CONTINUE_STREAM, head)
     if db.changes() == 0:
         return False
@@ -409,8 +412,8 @@ def _append_checked(appends: Sequence[Append], db: apsw.Connection) -> list[Outc
     """Decide on each append, then write all: few driver calls, as each releases the GIL."""
     outcomes: list[Outcome] = []
     entry_rows: list[tuple[int, int, int, str | bytes, str | bytes]] = []
-    new_heads: list[tuple[int, str, str, int, str]] = []
-    moved_heads: list[tuple[int, str, int, str]] = []
+    new_heads: list[tuple[int, str, int, str, int, str]] = []
+    moved_heads: list[tuple[int, str, int, int, str]] = []
     relabeled: list[tuple[str, int]] = []
     for append in appends:
         stream, labels, key = append.stream, append.labels, stream_key(append.stream)
@@ -419,13 +422,12 @@ def _append_checked(appends: Sequence[Append], db: apsw.Connection) -> list[Outc
         outcomes.append(outcome)
         if missing:
             entry_rows += _entry_rows(key, missing)
-            last = missing[-1]
-            digest = digest_of(last.header)
+            end = (missing[-1].last, digest_of(missing[-1].header), append.snapshot)
             text = _labels_text(append)
             if head is None:
-                new_heads.append((last.last, digest, text, key, stream))
+                new_heads.append((*end, text, key, stream))
             else:
-                moved_heads.append((last.last, digest, key, stream))
+                moved_heads.append((*end, key, stream))
                 relabeled += [(text, key)] if head.labels != labels else []
             _relabel(db, stream, frozenset() if head is None else head.labels, labels)
     for statement, rows in (

@@ -39,7 +39,8 @@ create temp trigger if not exists arrival instead of insert on arriving begin
             cast(substr(new.data, value->>4, value->>5) as text)
         from json_each(new.spans);
     update head
-        set position = new_head.value->>4, digest = new_head.value->>5
+        set position = new_head.value->>4, digest = new_head.value->>5,
+            snapshot = new_head.value->>8
         from json_each(new.heads) as new_head where head.id = new_head.value->>0;
     update head set labels = new_head.value->>6
         from json_each(new.heads) as new_head
@@ -82,12 +83,12 @@ class LabelCache:
     def load(self, appends: Sequence[tuple[int, str, Append]]) -> BatchRows | None:
         """Return the appends as parameters, or None if one needs the general path."""
         cached = self.cached
-        heads: list[tuple[int, str, int, str, int, str, str, str]] = []
+        heads: list[tuple[int, str, int, str, int, str, str, str, int]] = []
         spans: list[tuple[int, int, int, int, int, int, int]] = []
         chunks: list[bytes] = []
         offset = 1  # SQL's substr() counts from 1.
         for key, labels, append in appends:
-            stream, entries, _, previous = append
+            stream, entries, _, previous, snapshot = append
             old_labels = cached.get(key)
             if not previous or old_labels is None:
                 return None
@@ -100,7 +101,8 @@ class LabelCache:
                 chunks += (header, body)
                 offset = middle + len(body)
             digest = digest_of(entries[-1].header)
-            heads.append((key, stream, old_head, old_labels, end, digest, labels, previous))
+            head = (key, stream, old_head, old_labels, end, digest, labels, previous, snapshot)
+            heads.append(head)
         if offset > BATCH_BYTES_MAX:
             return None
         data = b"".join(chunks)

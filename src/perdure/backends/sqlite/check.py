@@ -33,7 +33,7 @@ KEY_MIN, KEY_MAX = -(2**63), 2**63 - 1
 
 # By the table alone; the last two columns say whether the indexes have the row.
 HEADS = (
-    "select h.id, h.name, h.position, h.digest, h.labels,"
+    "select h.id, h.name, h.position, h.digest, h.labels, h.snapshot,"
     " exists (select 1 from head as i indexed by head_name where i.name = h.name and +i.id = h.id),"
     " {live} from head as h not indexed where h.id >= ? order by h.id limit ?"
 )
@@ -50,7 +50,7 @@ COUNT_NAMES = "select count(*) from head indexed by head_name where name >= ''"
 COUNT_HEADS = "select count(*) from head not indexed where id >= ?"
 
 LABELS = (
-    "select l.label, l.name, l.stream, h.name, h.position, h.digest, h.labels"
+    "select l.label, l.name, l.stream, h.name, h.position, h.digest, h.labels, h.snapshot"
     " from label as l left join head as h on h.id = l.stream"
     " where (l.label, l.name) > (?, ?) order by l.label, l.name limit ?"
 )
@@ -132,7 +132,7 @@ def _head_page(db: apsw.Connection, start: int) -> list[tuple[Any, ...]]:
 
 def _missing_labels(db: apsw.Connection, row: tuple[Any, ...]) -> list[str]:
     try:
-        head = verified_head(row[1], row[1:5])
+        head = verified_head(row[1], row[1:6])
     except DamagedError:
         return []  # Reported by `_head_problems`.
     return [
@@ -143,12 +143,12 @@ def _missing_labels(db: apsw.Connection, row: tuple[Any, ...]) -> list[str]:
 
 
 def _head_problems(row: tuple[Any, ...]) -> Iterator[DamagedError]:
-    key, name, position, digest, labels, is_named, is_live, missing = row
+    key, name, *columns, is_named, is_live, missing = row
     if not isinstance(name, str) or not name or stream_key(name) != key:
         yield DamagedError(str(name), 0, "its name does not match its key")
         return
     try:
-        verified_head(name, (name, position, digest, labels))
+        verified_head(name, (name, *columns))
     except DamagedError as error:
         yield error
     if not is_named or not is_live:

@@ -17,7 +17,7 @@ from perdure.backends.protocol import HEADER_MAX, Entry, Head, StreamFilter
 from perdure.backends.sqlite.schema import DELETED_LABELS
 from perdure.errors import DamagedError
 
-HEAD_BY_KEY = "select name, position, digest, labels from head where id = ?"
+HEAD_BY_KEY = "select name, position, digest, labels, snapshot from head where id = ?"
 
 # octet_length() does not load a long column; cast() returns the bytes of text and of blobs.
 HEADER = f"case when octet_length(header) <= {HEADER_MAX} then cast(header as blob) end"
@@ -31,7 +31,7 @@ HEADER_AT = f"select {HEADER} from entry where stream = ? and position = ?"  # n
 
 # The heads of some keys, a JSON array: one call of the driver for a page.
 HEADS_BY_KEY = (
-    f"select h.id, name, position, digest, labels, {LAST_HEADER}"  # noqa: S608
+    f"select h.id, name, position, digest, labels, snapshot, {LAST_HEADER}"  # noqa: S608
     " from json_each(?) as asked cross join head as h on h.id = asked.value"
 )
 
@@ -40,7 +40,7 @@ ANY_ENTRY = "select position from entry where stream = ? limit 1"
 # The name comes from the index, the other columns from the row that it points to, so that a
 # mismatch shows. The last column is true if the index of live streams lacks the row.
 BY_NAME = (
-    f"select i.name, i.id, h.name, h.position, h.digest, h.labels, {LAST_HEADER},"  # noqa: S608
+    f"select i.name, i.id, h.name, h.position, h.digest, h.labels, h.snapshot, {LAST_HEADER},"  # noqa: S608
     f" h.labels <> {DELETED_LABELS} and not exists"
     f" (select 1 from head as l where l.name = i.name and l.labels <> {DELETED_LABELS}"
     " and +l.id = i.id)"
@@ -50,20 +50,21 @@ BY_NAME = (
 
 # Uses the index of live streams, which excludes deleted ones, in files that have it.
 BY_NAME_LIVE = (
-    f"select i.name, i.id, h.name, h.position, h.digest, h.labels, {LAST_HEADER}"  # noqa: S608
+    f"select i.name, i.id, h.name, h.position, h.digest, h.labels, h.snapshot, {LAST_HEADER}"  # noqa: S608
     " from head as i left join head as h on h.id = i.id"
     f" where i.name >= ? and i.labels <> {DELETED_LABELS} order by i.name limit ?"
 )
 
 BY_LABEL = (
-    f"select l.name, l.stream, h.name, h.position, h.digest, h.labels, {LAST_HEADER}"  # noqa: S608
+    f"select l.name, l.stream, h.name, h.position, h.digest, h.labels, h.snapshot, {LAST_HEADER}"  # noqa: S608
     " from label as l left join head as h on h.id = l.stream"
     " where l.name >= ? and l.label = ? order by l.name limit ?"
 )
 
 # Several labels, in order; the label comes before the columns that `head_from_label` reads.
 LABEL_LISTING = (
-    f"select l.label, l.name, l.stream, h.name, h.position, h.digest, h.labels, {LAST_HEADER}"  # noqa: S608
+    "select l.label, l.name, l.stream, h.name, h.position, h.digest, h.labels, h.snapshot,"  # noqa: S608
+    f" {LAST_HEADER}"
     " from label as l left join head as h on h.id = l.stream"
     " where (l.label, l.name) > (?, ?) and l.label < ? order by l.label, l.name limit ?"
 )
@@ -117,17 +118,19 @@ def _require_no_entries(db: apsw.Connection, key: int, stream: str) -> None:
 
 def verified_head(stream: str, row: tuple[Any, ...]) -> Head:
     """Return the head in a row; raise DamagedError if it is not a valid head of the stream."""
-    name, position, digest, labels = row
+    name, position, digest, labels, snapshot = row
     if name != stream:
         raise DamagedError(stream, 0, "its head has another name")
     if not (isinstance(position, int) and isinstance(digest, str) and position > 0):
         raise DamagedError(stream, 0, "its head has a column of the wrong type")
+    if not (isinstance(snapshot, int) and 0 <= snapshot <= position):
+        raise DamagedError(stream, 0, "its head names a snapshot that it cannot have")
     try:
         # "[]" is by far the most common value: skip the decoder.
         parsed = _decode_labels(labels) if labels != "[]" else frozenset()
     except (msgspec.MsgspecError, TypeError, UnicodeError) as error:
         raise DamagedError(stream, 0, "the labels of its head cannot be read") from error
-    return Head(stream, position, digest, parsed)
+    return Head(stream, position, digest, parsed, b"", snapshot)
 
 
 def head_from_label(row: tuple[Any, ...], label: str | None) -> Head:
@@ -135,8 +138,8 @@ def head_from_label(row: tuple[Any, ...], label: str | None) -> Head:
     name, key, *rest = row
     if not isinstance(name, str) or stream_key(name) != key:
         raise DamagedError(str(name), 0, "its name does not match its key")
-    head = verified_head(name, tuple(rest[:4]))._replace(header=rest[4] or b"")
-    if any(rest[5:]):  # Only rows of BY_NAME have this column.
+    head = verified_head(name, tuple(rest[:5]))._replace(header=rest[5] or b"")
+    if any(rest[6:]):  # Only rows of BY_NAME have this column.
         raise DamagedError(name, 0, "the index of live sessions lacks it")
     if label is not None and label not in head.labels:
         raise DamagedError(name, 0, WRONG_LABEL)

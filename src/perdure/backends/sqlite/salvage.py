@@ -31,7 +31,7 @@ FILE_HEADER = 100  # bytes at the start of the first page
 
 PAYLOAD_MAX = 64 * 2**20  # bytes of a row; more is not a row of ours
 
-HEAD_COLUMNS, ENTRY_COLUMNS = 5, 6
+COLUMNS = 6  # of a head and of an entry alike; their types tell them apart
 
 
 PARTIAL = frozenset({HALF_COPIED})
@@ -60,6 +60,7 @@ class HeadRow(NamedTuple):
     position: int
     digest: bytes
     labels: bytes
+    snapshot: int
 
 
 class Recovered(NamedTuple):
@@ -176,7 +177,7 @@ def _decode_row(rowid: int, payload: bytes) -> EntryRow | HeadRow | None:
     while at < end:
         kind, at = _varint(payload, at)
         types.append(kind)
-    if len(types) not in (HEAD_COLUMNS, ENTRY_COLUMNS) or types[0] != 0:
+    if len(types) != COLUMNS or types[0] != 0:
         return None
     values: list[int | bytes] = []
     for kind in types[1:]:
@@ -186,8 +187,8 @@ def _decode_row(rowid: int, payload: bytes) -> EntryRow | HeadRow | None:
         case [int(stream), int(position), int(first), bytes(header), bytes(body)]:
             is_entry = len(header) <= HEADER_MAX and 1 <= first <= position
             return EntryRow(stream, position, first, header, body) if is_entry else None
-        case [bytes(name), int(position), bytes(digest), bytes(labels)]:
-            return HeadRow(rowid, name, position, digest, labels)
+        case [bytes(name), int(position), bytes(digest), bytes(labels), int(snapshot)]:
+            return HeadRow(rowid, name, position, digest, labels, snapshot)
     return None
 
 
@@ -286,7 +287,7 @@ def _decode_head(row: HeadRow) -> Head | None:
         name, digest, labels = row.name.decode(), row.digest.decode(), row.labels.decode()
         if not name or stream_key(name) != row.key:
             return None
-        return verified_head(name, (name, row.position, digest, labels))
+        return verified_head(name, (name, row.position, digest, labels, row.snapshot))
     except (UnicodeError, DamagedError):
         return None
 
@@ -297,13 +298,13 @@ def _make_head(
     """Return a head for entries whose head is lost, and whether their name is known.
 
     The name is in the first entry. Without it, they get a name that says so. The head is labeled as
-    that of a part, because later entries may be lost too.
+    that of a part, because later entries may be lost too, and names no snapshot.
     """
     headers: list[Any] = new.execute(HEADERS_OF, (key,)).fetchall()
     position, header = headers[-1]
     digest = digest_of(header)
     if old is not None:
-        return old._replace(position=position, digest=digest, labels=PARTIAL), True
+        return Head(old.stream, position, digest, PARTIAL), True
     names = (journal.name_of(header) for _, header in headers)
     name = next((name for name in names if name and stream_key(name) == key), None)
     if name is not None:
@@ -316,5 +317,6 @@ def _make_head(
 def _add_head(new: apsw.Connection, head: Head) -> None:
     key, labels = stream_key(head.stream), sorted(head.labels)
     text = msgspec.json.encode(labels).decode()
-    new.execute(ADD_HEAD, (head.position, head.digest, text, key, head.stream))
+    columns = (head.position, head.digest, head.snapshot, text, key, head.stream)
+    new.execute(ADD_HEAD, columns)
     new.executemany(ADD_LABEL, [(label, head.stream, key) for label in labels])

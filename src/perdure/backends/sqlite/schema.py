@@ -88,7 +88,8 @@ DELETED_LABELS = """'["deleted"]'"""  # The labels column of a deleted session, 
 
 TABLES = {
     "head": "CREATE TABLE head (id integer primary key, name text not null,"
-    " position integer not null, digest text not null, labels text not null)",
+    " position integer not null, digest text not null, labels text not null,"
+    " snapshot integer not null)",
     "head_name": "CREATE INDEX head_name on head (name)",
     "head_live": f"CREATE INDEX head_live on head (name) where labels <> {DELETED_LABELS}",
     # A rowid table grows at its end. WITHOUT ROWID would put long rows on overflow pages.

@@ -147,6 +147,7 @@ class SessionState:
         "messages",
         "recent_ids",
         "since_snapshot",
+        "snapshot",
         "snapshot_size",
         "topics",
         "turns",
@@ -189,6 +190,8 @@ class SessionState:
         self.deleted = False
         self.erasures = NOTHING_ERASED
         self.since_snapshot = 0
+        self.snapshot = 0
+        """The position of the newest snapshot in the session's own stream, or 0."""
         self.snapshot_size = 0
         self._shared: frozenset[str] = frozenset()
 
@@ -207,7 +210,8 @@ class SessionState:
         copy.deleted, copy.lease = self.deleted, self.lease
         copy.erasures = self.erasures
         copy.conversation, copy.effects = self.conversation, self.effects
-        copy.since_snapshot, copy.snapshot_size = self.since_snapshot, self.snapshot_size
+        copy.since_snapshot, copy.snapshot = self.since_snapshot, self.snapshot
+        copy.snapshot_size = self.snapshot_size
         copy._shared = _COPY_ON_WRITE
         return copy
 
@@ -270,6 +274,7 @@ class SessionState:
                 self.last_message = content.last_message
         elif kind == Snapshot.kind:
             self.since_snapshot, self.snapshot_size = 0, len(payload)
+            self.snapshot = position
 
     def _effect_intent(self, position: int, record_id: str, content: EffectIntent) -> None:
         self.effects = self.effects.with_intent(position, record_id, content)
@@ -351,6 +356,7 @@ class SessionState:
         # A branch shares its parent's history, but not the parent's keeps, labels, fields, lease
         # or approvals.
         self.lineage = (ParentStream(content.parent, content.stream, content.at), *self.lineage)
+        self.snapshot = 0  # The newest one is in the parent's stream.
         self._leave_parent()
 
     def _leave_parent(self) -> None:
@@ -473,7 +479,7 @@ class SessionState:
     ) -> "SessionState":
         """Return the state stored in a snapshot; raise PayloadError if it cannot be read."""
         state = cls._of_facts(snapshot.state_version, snapshot.facts, name, position)
-        state.snapshot_size = len(payload)
+        state.snapshot, state.snapshot_size = position, len(payload)
         return state
 
     @classmethod

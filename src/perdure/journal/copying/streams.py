@@ -149,7 +149,8 @@ class StreamCopier:
             entries = [linked.entry for linked in page]
             # The labels at this point are unknown: a head holds only the current ones.
             labels = head.labels if reader.ended else frozenset({HALF_COPIED})
-            yield from self._add(Append(head.stream, entries, labels, previous or ""))
+            snapshot = head.snapshot if head.snapshot <= entries[-1].last else 0
+            yield from self._add(Append(head.stream, entries, labels, previous or "", snapshot))
             if reader.ended:
                 return
             previous = page[-1].digest

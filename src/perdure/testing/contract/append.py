@@ -1,16 +1,23 @@
 """Contract tests of `Backend.append` and `Backend.drop`."""
 
+from typing import Any
+
 import pytest
 
+from perdure.backends.fields import FieldOrder
 from perdure.backends.protocol import (
     HEADER_MAX,
     LABEL_BYTES_MAX,
     LABELS_MAX,
+    ORDER,
+    RECENT,
     REMOVE,
     Append,
     Backend,
     Entry,
     Head,
+    require_order,
+    require_recent,
     require_remove,
 )
 from perdure.errors import UsageError
@@ -43,6 +50,8 @@ INVALID = {
     "no body": [Append("s", [Entry(1, b"{}", None)])],
     "header too long": [Append("s", [Entry(1, b"x" * (HEADER_MAX + 1), b"")])],
     "no name": [Append("", [entry(1)])],
+    "a snapshot after the last entry": [append_of("s", 1, 2)._replace(snapshot=3)],
+    "a snapshot before the first position": [append_of("s", 1, 2)._replace(snapshot=-1)],
     "an entry before the first": [Append("s", [entry(1)], previous=digest(entry(1)))],
     "too many labels": [append_of("s", 1, 1, *(str(n) for n in range(LABELS_MAX + 1)))],
     "label too long": [append_of("s", 1, 1, "x" * (LABEL_BYTES_MAX + 1))],
@@ -234,6 +243,48 @@ class AppendContract:
         assert _labels(backend, "s") == {"second"}
         assert append_all(backend, append_of("s", 4, 5)) == ["stored"]
         assert list(backend.read("s")) == entries(1, 5)
+
+    @pytest.mark.parametrize("streams", [1, 2, 8], ids=["alone", "a few", "many at once"])
+    def test_a_head_has_the_snapshot_of_its_newest_append(
+        self, backend: Backend, streams: int
+    ) -> None:
+        names = [f"s{number}" for number in range(streams)]
+        for position, snapshot in ((1, 0), (2, 2), (3, 2), (4, 3), (5, 0)):
+            labels = ["l"] if position > 3 else []
+            appends = [append_of(name, position, position, *labels) for name in names]
+            appends = [append._replace(snapshot=snapshot) for append in appends]
+            assert append_all(backend, *appends) == ["stored"] * streams
+            heads = backend.streams()
+            assert [(head.position, head.snapshot) for head in heads] == [
+                (position, snapshot) for _ in names
+            ]
+
+    def test_every_listing_has_the_snapshots(self, backend: Backend) -> None:
+        for number in (1, 2, 3):
+            append = append_of(f"s{number}", 1, 3, "l", "kind\tsx")
+            append_all(backend, append._replace(snapshot=number))
+        filters: list[dict[str, Any]] = [{}, {"labels": ["l"]}, {"without": ["deleted"]}]
+        for options in [*filters, *({**one, "headers": True} for one in filters)]:
+            assert [head.snapshot for head in backend.streams(**options)] == [1, 2, 3]
+            if RECENT in backend.capabilities:
+                recent = require_recent(backend).recent(**options)
+                assert [head.snapshot for head in recent] == [3, 2, 1]
+            if ORDER in backend.capabilities:
+                ordered = require_order(backend).ordered(FieldOrder("kind"), **options)
+                assert [head.snapshot for head in ordered] == [1, 2, 3]
+
+    def test_a_resend_changes_the_snapshot_only_if_it_adds_entries(self, backend: Backend) -> None:
+        append_all(backend, append_of("s", 1, 3)._replace(snapshot=2))
+        append_all(backend, append_of("s", 1, 3)._replace(snapshot=3))
+        assert [head.snapshot for head in backend.streams()] == [2]
+        append_all(backend, append_of("s", 3, 4)._replace(snapshot=4))
+        assert [head.snapshot for head in backend.streams()] == [4]
+
+    def test_a_conflict_and_a_drop_leave_the_snapshot_unchanged(self, backend: Backend) -> None:
+        append_all(backend, append_of("s", 1, 3)._replace(snapshot=3))
+        append_all(backend, append_of("s", 3, 3, mark="other")._replace(snapshot=1))
+        backend.drop("s", before=3)
+        assert [head.snapshot for head in backend.streams()] == [3]
 
     def test_the_head_is_the_last_entry(self, backend: Backend) -> None:
         append_all(backend, append_of("s", 1, 3))

@@ -121,11 +121,12 @@ class SharingContract:
         texts = sorted({*SIMILAR_TEXTS, *HOSTILE_NAMES})
         first = open_handle()
         append_all(first, *(append_of(name, 1, 1, name[:16]) for name in texts))
-        append_all(first, Append("bytes", stored))
+        append_all(first, Append("bytes", stored, snapshot=7))
         first.close()
 
         second = open_handle()
         assert list(second.read("bytes")) == stored
+        assert next(second.streams(prefix="bytes")).snapshot == 7
         labels = {head.stream: head.labels for head in second.streams()}
         assert labels == {"bytes": frozenset(), **{name: {name[:16]} for name in texts}}
         assert all(list(second.read(name)) == entries(1, 1) for name in texts)

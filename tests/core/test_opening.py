@@ -1,0 +1,185 @@
+"""Opening a session: from the snapshot that its head names, or refused if there is none."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import perdure
+from perdure.backends.memory import MemoryBackend
+from perdure.backends.protocol import Append, Backend, Entry, Head
+from perdure.backends.sqlite.backend import SqliteBackend
+from perdure.core.state import session_state
+from perdure.errors import ChainError, DamagedError
+from perdure.journal import chain
+from perdure.journal.chain import EMPTY_CHAIN, StreamIdentity
+from perdure.journal.cipher import PlainCipher
+from perdure.testing.faults import BackendWrapper
+from tests.support import contents, said
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_state, "SNAPSHOT_EVERY", 8)
+
+
+class AlteredHead(BackendWrapper):
+    """Shows other heads than the store has."""
+
+    def __init__(self, backend: Backend, alter: Callable[[Head], Head]) -> None:
+        super().__init__(backend)
+        self._alter = alter
+
+    def streams(self, **filters: Any) -> Iterator[Head]:
+        """Yield the heads, altered."""
+        return map(self._alter, self.backend.streams(**filters))
+
+
+def fill(backend: Backend, name: str = "s", count: int = 30) -> list[int]:
+    """Write messages and values, and return the positions of the snapshots."""
+    session = perdure.open(backend).session(name)
+    for number in range(count):
+        session.append(said(f"{name} {number}"))
+        session.set("count", number)
+    return [record.position for record in session.records() if record.kind == "snapshot"]
+
+
+def opened(backend: Backend, snapshot: int) -> perdure.Session:
+    """Open the session as if its head named another snapshot."""
+    altered = AlteredHead(backend, lambda head: head._replace(snapshot=snapshot))
+    return perdure.open(altered).session("s")
+
+
+def test_a_head_names_the_newest_snapshot() -> None:
+    backend = MemoryBackend()
+    places = fill(backend)
+    (head,) = backend.streams()
+    assert head.snapshot == places[-1]
+    session = perdure.open(backend).session("s")
+    assert session._replica.state.snapshot == places[-1]
+    session.append(said("more"))
+    assert next(backend.streams()).snapshot == places[-1]
+
+
+def test_an_older_snapshot_or_none_gives_the_same_state() -> None:
+    backend = MemoryBackend()
+    places = fill(backend)
+    right = perdure.open(backend).session("s")
+    for place in (*places, 0):
+        session = opened(backend, place)
+        assert session._replica.state.facts() == right._replica.state.facts()
+        assert session._replica.state.snapshot == places[-1]
+        assert contents(session) == contents(right)
+
+
+def test_only_verify_reports_an_older_snapshot() -> None:
+    backend = MemoryBackend()
+    places = fill(backend)
+    with pytest.raises(DamagedError, match="older snapshot"):
+        opened(backend, places[-2]).verify()
+    opened(backend, 0).verify()
+    opened(backend, places[-1]).verify()
+
+
+def test_a_head_that_names_another_record_is_refused_wherever_it_is() -> None:
+    backend = MemoryBackend()
+    places = fill(backend)
+    last = next(backend.streams()).position
+    for position in {*range(1, last + 1)}.difference(places):
+        with pytest.raises(ChainError, match="names a snapshot here") as caught:
+            opened(backend, position)
+        assert caught.value.position == position
+
+
+def test_a_head_that_names_a_dropped_snapshot_is_refused() -> None:
+    backend = MemoryBackend()
+    places = fill(backend)
+    backend.drop("s", before=places[1])
+    with pytest.raises(ChainError, match="it is missing") as caught:
+        opened(backend, places[0])
+    assert caught.value.position == places[0]
+
+
+@pytest.mark.parametrize("value", ["position + 1", "-1", "'x'", "x'00'"])
+def test_a_damaged_column_is_refused(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "s.db"
+    backend = SqliteBackend(path)
+    fill(backend)
+    backend.close()
+    db = apsw.Connection(str(path))
+    db.execute(f"update head set snapshot = {value}")  # noqa: S608 - of this test
+    db.close()
+    with perdure.open(path) as store, pytest.raises(DamagedError):
+        store.session("s")
+
+
+def relink(entries: list[Entry], stream: StreamIdentity) -> list[Entry]:
+    """Return the same records as entries of another stream, with a chain of their own."""
+    relinked, tip, cipher = [], EMPTY_CHAIN, PlainCipher()
+    for entry in entries:
+        linked = chain.verify_entry(stream.session, entry)
+        drafts = [chain.decode_record(stream.session, item, cipher) for item in linked.records]
+        time = linked.header.time
+        new, tip = chain.link_entry(stream, tip, drafts, time=time, cipher=cipher)
+        relinked.append(new)
+    return relinked
+
+
+@pytest.mark.parametrize(
+    ("session", "tenant", "reason"),
+    [("t", "", "another session"), ("s", "acme", "another tenant")],
+)
+@pytest.mark.parametrize("name", ["the newest snapshot", "none"])
+def test_a_snapshot_of_another_session_or_tenant_is_refused(
+    session: str, tenant: str, reason: str, name: str
+) -> None:
+    backend = MemoryBackend()
+    (*_, place) = fill(backend)
+    entries = relink([*backend.read("s")], StreamIdentity(session, "x" * 22, tenant))
+    other = MemoryBackend()
+    snapshot = 0 if name == "none" else place
+    other.append([Append("s", entries, snapshot=snapshot)])
+    altered = AlteredHead(other, lambda head: head)
+    altered.tenant = "globex"
+    with pytest.raises(ChainError, match=reason) as caught:
+        perdure.open(altered).session("s")
+    assert caught.value.position >= place - 1
+
+
+def test_a_branch_names_only_snapshots_of_its_own() -> None:
+    backend = MemoryBackend()
+    places = fill(backend)
+    branch = perdure.open(backend).session("s").branch("b")
+    heads = {head.stream: head.snapshot for head in backend.streams()}
+    assert heads == {"b": 0, "s": places[-1]}
+    for number in range(10):
+        branch.append(said(str(number)))
+    own = [record.position for record in branch.records() if record.kind == "snapshot"][-1]
+    heads = {head.stream: head.snapshot for head in backend.streams()}
+    assert heads == {"b": own, "s": places[-1]}
+    again = perdure.open(backend).session("b")
+    assert contents(again) == contents(branch)
+    again.verify()
+
+
+def test_copies_compactions_and_deletions_move_it() -> None:
+    backend = MemoryBackend()
+    fill(backend)
+    with perdure.open(backend) as store:
+        session = store.session("s")
+        copy = session.copy("c")
+        session.compact(keep=3)
+        for name in ("s", "c"):
+            head = next(backend.streams(prefix=name))
+            (*_, place) = [
+                r.position for r in store.session(name).records() if r.kind == "snapshot"
+            ]
+            assert head.snapshot == place
+            store.session(name).verify()
+        copy.close()
+        store.delete("s")
+        assert next(backend.streams(prefix="s")).snapshot == 0
+        store.session("s").append(said("again"))
+        store.session("s").verify()

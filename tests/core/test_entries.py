@@ -319,6 +319,40 @@ def test_an_erased_record_counts_as_if_it_had_never_had_an_effect(
     copy.verify()
 
 
+@pytest.mark.parametrize("position", [1, 2, 4])
+def test_salvage_does_not_report_an_erased_body(
+    erasable: tuple[MemoryBackend, perdure.Session], position: int
+) -> None:
+    backend, session = erasable
+    write(session, Erased(ranges=((position, position),)))
+    empty(backend, position)
+    empty(backend, 3)
+    store, damage = perdure.open(backend), list[DamagedError]()
+    records = {record.position: record for record in store.records("s", on_damage=damage.append)}
+    assert sorted(records) == [1, 2, 4, 5]
+    assert records[position].content == EmptiedContent()
+    assert [error.position for error in damage] == [3], "nothing says that this one was erased"
+    with pytest.raises(ChainError, match=r"entry 3 .* no record says that it was erased"):
+        list(store.records("s"))
+
+
+def test_salvage_finds_erasures_beyond_damage(
+    erasable: tuple[MemoryBackend, perdure.Session],
+) -> None:
+    backend, session = erasable
+    write(session, Erased(ranges=((2, 2),)))
+    session.append(said("e"))
+    empty(backend, 2)
+    entries = backend._streams["s"].entries
+    entries[1] = entries[1]._replace(body=b"other")
+    damage: list[DamagedError] = []
+    found = [
+        record.position for record in perdure.open(backend).records("s", on_damage=damage.append)
+    ]
+    assert found == [1, 2, 3, 5, 6]
+    assert [error.position for error in damage] == [4]
+
+
 def test_an_erased_snapshot_is_read_over(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = MemoryBackend()
     session = perdure.open(backend).session("s")

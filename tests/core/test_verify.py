@@ -1,10 +1,14 @@
 """Reading back what was written: what a user can switch up."""
 
 import asyncio
+import json
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
 import perdure
@@ -15,6 +19,7 @@ from perdure.backends.offload import ThreadedBackend
 from perdure.backends.protocol import Append, Backend, Entry, Outcome
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import (
+    ChainError,
     ConflictError,
     DamagedError,
     HistoryReplacedError,
@@ -23,6 +28,7 @@ from perdure.errors import (
 )
 from perdure.journal import chain
 from perdure.journal.chain import PendingRecord
+from perdure.journal.kinds import KINDS
 from perdure.journal.records import Note
 from perdure.testing.faults import BackendWrapper
 from tests.support import contents, said
@@ -212,3 +218,104 @@ def _require_named(store: perdure.Store) -> None:
         assert caught.value.position == 4
     copied = perdure.copy(store._backend, MemoryBackend())
     assert [(problem.kind, problem.position) for problem in copied.problems] == [("damaged", 4)]
+
+
+# Values that no writer makes, with a valid chain.
+
+
+SHELLS: dict[str, Any] = {kind: SimpleNamespace(kind=kind) for kind in KINDS}
+"""What linking needs of a record's content."""
+
+
+def forge(content: bytes, kind: str, edit: Callable[[list[Any]], None] | None = None) -> Backend:
+    """Return a store whose session `s` ends with a record of any payload, and any header."""
+    backend = MemoryBackend()
+    session = perdure.open(backend).session("s")
+    session.append(said("a"), said("b"))
+    past, draft = session._replica.history, PendingRecord(".forged", SHELLS[kind], content)
+    time = chain.timestamp(0)
+    entry, _ = chain.link_entry(past.stream, past.tip, [draft], time=time, cipher=past.cipher)
+    if edit is not None:
+        header = json.loads(entry.header)
+        edit(header)
+        entry = entry._replace(header=msgspec.json.encode(header))
+    backend.append([Append("s", [entry], previous=past.tip.digest or "")])
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        ("messages.retracted", b'{"positions":[1],"count":-1}'),
+        ("messages.retracted", b'{"positions":[-1],"count":1}'),
+        ("messages.retracted", b'{"ranges":[[1,-2]],"count":1}'),
+        ("message", b'{"message":{"role":"user","content":"c"},"tokens":-1}'),
+        ("note", b'{"data":1,"previous":-1}'),
+        ("note", b'{"data":1,"sources":[-1]}'),
+        ("erased", b'{"ranges":[[-1,2]]}'),
+        ("pinned", b'{"message":-2}'),
+        ("summary", b'{"text":"c","first":-1,"last":1}'),
+        ("value", b'{"key":"k","version":-1,"form":"full"}'),
+        ("compacted", b'{"first":-1,"digest":"","state_version":1,"facts":{},"recent":{}}'),
+    ],
+)
+def test_a_negative_number_is_damage_when_it_is_read(kind: str, payload: bytes) -> None:
+    backend = forge(payload, kind)
+    with pytest.raises(PayloadError, match=rf"'s' entry 3 .* not a {kind} record"):
+        perdure.open(backend).session("s").verify()
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "reason"),
+    [
+        ("messages.retracted", b'{"positions":[1],"count":2,"last_message":2}', "has 1 messages"),
+        ("messages.retracted", b'{"positions":[1],"count":9,"last_message":2}', "has 1 messages"),
+        ("messages.retracted", b'{"positions":[3],"count":1,"last_message":2}', "'positions'"),
+        ("note", b'{"data":1,"previous":3}', "'previous' refers"),
+        ("note", b'{"data":1,"sources":[1,9]}', "'sources' refers"),
+        ("erased", b'{"ranges":[[1,3]]}', "'ranges' refers"),
+        ("pinned", b'{"message":4}', "'message' refers"),
+        ("turn.completed", b'{"turn":"t","begun":7}', "'begun' refers"),
+        ("value", b'{"key":"k","version":2,"form":"delta","previous":1}', "does not exist"),
+    ],
+)
+def test_a_record_that_contradicts_those_before_it_is_found_by_verify(
+    kind: str, payload: bytes, reason: str
+) -> None:
+    backend = forge(payload, kind)
+    with pytest.raises(DamagedError, match=reason):
+        perdure.open(backend).session("s").verify()
+
+
+def test_a_record_that_agrees_with_those_before_it_is_not_damage() -> None:
+    """The twin of the two above."""
+    for kind, payload in (
+        ("messages.retracted", b'{"positions":[1],"count":1,"last_message":2}'),
+        ("messages.retracted", b'{"ranges":[[1,99]],"count":2}'),
+        ("note", b'{"data":1,"previous":2,"sources":[1,2]}'),
+        ("pinned", b'{"message":2}'),
+        ("value", b'{"key":"k","version":1,"form":"full"}'),
+    ):
+        perdure.open(forge(payload, kind)).session("s").verify()
+
+
+TIME, KEY, RECORDS = 5, 6, 8  # fields of a header
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda header: header.__setitem__(TIME, "yesterday"), "its time does not parse"),
+        (lambda header: header.__setitem__(TIME, "2026-11-18"), "in the form of headers"),
+        (lambda header: header.__setitem__(TIME, "2026-11-18T10:00:00.000000+01:00"), "form"),
+        (lambda header: header.__setitem__(KEY, "key-1"), "it names a key"),
+        (lambda header: header[RECORDS][0].append("key-1"), "names a key, and"),
+        (lambda header: header[RECORDS][0].__setitem__(1, "mine"), "not perdure's own"),
+    ],
+)
+def test_a_header_with_values_that_no_writer_makes_is_found_by_verify(
+    edit: Callable[[list[Any]], None], reason: str
+) -> None:
+    backend = forge(b'{"data":1}', "note", edit)
+    with pytest.raises(ChainError, match=rf"'s' entry 3 .*{reason}"):
+        perdure.open(backend).session("s").verify()

@@ -7,6 +7,7 @@ To edit: take the view or the history once and pass it on. Another step may repl
 replica, and a window must not mix two states.
 """
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,10 +29,12 @@ from perdure.formats.transcript import safe_cuts
 from perdure.journal import chain, codec, reader
 from perdure.journal.chain import VerifiedRecord
 from perdure.journal.codec import Codec
+from perdure.journal.erasures import NOTHING_ERASED, Erasures
 from perdure.journal.kinds import KINDS
 from perdure.journal.reader import BackwardReader, ForwardReader, History, OnDamage
 from perdure.journal.records import (
     Content,
+    Erased,
     FieldsChanged,
     Message,
     Note,
@@ -177,7 +180,12 @@ class RecordReader:
         if self._found == self._filter.limit:
             return None
         whole = yield from self._forward.page(self._filter.page_size(self._found))
-        return None if whole is None else self._take(whole)
+        if whole is None:
+            return None
+        if self._past.erasures is None and any(linked.body is None for linked in whole):
+            erasures = yield from _find_erasures(self._past)
+            self._past = msgspec.structs.replace(self._past, erasures=erasures)
+        return self._take(whole)
 
     def _take(self, whole: Sequence[VerifiedRecord]) -> list[Record]:
         """Return the records that the filter selects, up to its limit."""
@@ -189,6 +197,7 @@ class RecordReader:
             if kinds and linked.kind not in kinds:
                 continue
             try:
+                reader.require_body(self._past.stream.session, linked, self._past.erasures)
                 records.append(decode_record(self._past, self._settings, linked))
                 self._found += 1
             except DamagedError as error:
@@ -196,6 +205,18 @@ class RecordReader:
                     raise
                 self._on_damage(error)
         return records
+
+
+def _find_erasures(past: History) -> Steps[Erasures]:
+    """Return what the `erased` records of a history name, as far as it can be read."""
+    forward, erasures = ForwardReader(past, on_damage=lambda _: None), NOTHING_ERASED
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
+            if linked.kind == Erased.kind:
+                with contextlib.suppress(DamagedError):  # It is reported when its turn comes.
+                    content = chain.decode_content(past.stream.session, linked, past.cipher)
+                    erasures = erasures.add(content)
+    return erasures
 
 
 class NewestRecordReader(RecordReader):

@@ -35,7 +35,7 @@ def salvage_history(name: str, settings: Settings, on_damage: OnDamage | None) -
         if start > 1 and not is_bound:
             compacted = yield from _find_compaction(name, start)
             begin = start if compacted else begin
-    return History(stream, tip, settings.cipher, lineage, begin, compacted=compacted)
+    return History(stream, tip, settings.cipher, lineage, begin, erasures=None, compacted=compacted)
 
 
 def _find_compaction(name: str, start: int) -> Steps[int]:

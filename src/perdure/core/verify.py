@@ -1,9 +1,12 @@
-"""Check a whole session: its chain, bodies, snapshots, index, summaries and head. Pure.
+"""Check a whole session: chain, bodies, references, snapshots, index, summaries, head. Pure.
 
 In: a loaded replica. Out: steps that return a `VerifyResult`, or raise the first damage found.
 """
 
-from typing import NamedTuple
+import functools
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, get_type_hints
 
 from perdure.backends.protocol import HALF_COPIED, UNFINISHED
 from perdure.core import dropped_ids, index
@@ -13,10 +16,10 @@ from perdure.errors import ChainError, DamagedError, PerdureError
 from perdure.journal import chain, reader, requests
 from perdure.journal.chain import VerifiedRecord
 from perdure.journal.compaction import Compacted, DroppedIds
-from perdure.journal.erasures import Erasures
+from perdure.journal.erasures import NOTHING_ERASED, Erasures
 from perdure.journal.ranges import contains
 from perdure.journal.reader import ForwardReader, History
-from perdure.journal.records import IndexPage, Snapshot, Summary
+from perdure.journal.records import Content, IndexPage, Message, Snapshot, Summary
 from perdure.journal.requests import Steps
 
 
@@ -55,37 +58,83 @@ class StoreVerifyResult(NamedTuple):
 def verify_session(replica: Replica) -> Steps[VerifyResult]:
     """Read the whole history, check it, and recompute everything derived from it."""
     state, past, _ = replica.view
-    forward = ForwardReader(past)
+    name, forward = replica.name, ForwardReader(past)
     base = yield from replica.loader.base_of(past)
-    recomputed, index_runs = base or SessionState(), _IndexRuns(replica.name, past.erasures)
+    recomputed = base or SessionState()
+    index_runs, messages = _IndexRuns(name, past.erasures or NOTHING_ERASED), array("q")
     records = snapshots = newest = 0
     while (page := (yield from forward.page())) is not None:
         for linked in page:
-            record = chain.decode_record(replica.name, linked, past.cipher)
-            content = record.content
-            if isinstance(content, Snapshot):
+            if linked.position == linked.entry.position:
+                chain.require_possible(name, linked)
+            content = chain.decode_content(name, linked, past.cipher)
+            if isinstance(content, Message):
+                messages.append(linked.position)
+            elif isinstance(content, Snapshot):
                 index_runs.end()
-                snapshots += _require_snapshot(replica.name, linked, content, recomputed)
-            elif isinstance(content, IndexPage):
-                index_runs.check(linked.position, content, recomputed)
+                snapshots += _require_snapshot(name, linked, content, recomputed)
             elif isinstance(content, Compacted):
                 index_runs.end_compaction(linked.position, content)
                 yield from _require_cut(past, linked, content)
-            elif isinstance(content, DroppedIds):
-                dropped_ids.decode_rows(replica.name, linked.position, content)
-            elif isinstance(content, Summary):
-                _require_summary_range(replica.name, past, linked.position, content)
-            recomputed.apply(linked.position, record.id, content, record.payload)
+            else:
+                _require_content(past, linked.position, content, index_runs, recomputed)
+            _require_earlier(name, linked.position, content)
+            replica.loader.apply(recomputed, linked)
             newest = linked.position if linked.kind == Snapshot.kind else newest
         records += len(page)
     index_runs.end()
+    _require_count(name, messages, recomputed)
     if (recomputed.facts(), recomputed.recent_ids) != (state.facts(), state.recent_ids):
-        raise DamagedError(replica.name, 0, "its state does not match its records")
+        raise DamagedError(name, 0, "its state does not match its records")
     half_copied = yield from _require_head(replica, past, recomputed, newest)
     position, digest = past.tip.position, past.tip.digest or ""
-    return VerifyResult(
-        *(replica.name, records, position, digest, snapshots, half_copied, past.first)
-    )
+    return VerifyResult(*(name, records, position, digest, snapshots, half_copied, past.first))
+
+
+def _require_content(
+    past: History, position: int, content: Content, runs: "_IndexRuns", state: SessionState
+) -> None:
+    """Raise unless what a record says of records before it is true."""
+    name = past.stream.session
+    if isinstance(content, IndexPage):
+        runs.check(position, content, state)
+    elif isinstance(content, DroppedIds):
+        dropped_ids.decode_rows(name, position, content)
+    elif isinstance(content, Summary):
+        _require_summary_range(name, past, position, content)
+
+
+def _require_count(name: str, messages: Iterable[int], state: SessionState) -> None:
+    """Raise unless the session has as many messages as its records count."""
+    shown = sum(not state.conversation.is_hidden(position) for position in messages)
+    if shown != state.messages and not state.deleted:
+        reason = f"it has {shown} messages, but its records count {state.messages}"
+        raise DamagedError(name, 0, reason)
+
+
+@functools.cache
+def _position_fields(kind: type[Content]) -> tuple[str, ...]:
+    """Return the fields of a kind that hold positions of earlier records."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(name for name in kind.__struct_fields__ if "is_position" in repr(hints[name]))
+
+
+def _positions_in(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    else:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _positions_in(item)
+
+
+def _require_earlier(name: str, position: int, content: Content) -> None:
+    """Raise DamagedError if a record refers to one that does not come before it."""
+    end = position + isinstance(content, Compacted)  # It may itself be the first that is kept.
+    for field in _position_fields(type(content)):
+        value = getattr(content, field)
+        if value and max(_positions_in(value), default=0) >= end:
+            reason = f"its field {field!r} refers to a record that does not come before it"
+            raise DamagedError(name, position, reason)
 
 
 def _require_cut(past: History, linked: VerifiedRecord, content: Compacted) -> Steps[None]:

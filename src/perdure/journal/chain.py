@@ -23,7 +23,7 @@ from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Entry, Head
 from perdure.errors import ChainError, PayloadError, UsageError, VersionError
 from perdure.journal import codec
-from perdure.journal.cipher import NO_PLACE, Cipher, Place
+from perdure.journal.cipher import NO_PLACE, Cipher, Place, PlainCipher
 from perdure.journal.compaction import Carried, Compacted
 from perdure.journal.ids import GENERATED_PREFIX, random_text
 from perdure.journal.records import (
@@ -448,6 +448,23 @@ def unwrap(name: str, linked: VerifiedRecord, cipher: Cipher) -> VerifiedRecord:
     opened = VerifiedRecord(facts, position, record, payload)
     opened._opened = PendingRecord(content.id, kept, payload)  # noqa: SLF001 - as `decode_record`
     return opened
+
+
+def require_possible(name: str, linked: VerifiedRecord) -> None:
+    """Raise ChainError if a header has a time, a key or an id that no writer makes."""
+    header, reason = linked.header, ""
+    try:
+        moment = datetime.fromisoformat(header.time).isoformat(timespec="microseconds")
+        if header.time != moment.removesuffix("+00:00") + "Z":
+            reason = "its time is not in the form of headers"
+    except ValueError:
+        reason = "its time does not parse"
+    if header.suite == PlainCipher.suite and (header.key or isinstance(header, _KeyedHeader)):
+        reason = "it names a key, and its bodies are plain"
+    if not all(record.id[:1] == GENERATED_PREFIX for record in header.records):
+        reason = "its header has an id that is not perdure's own"
+    if reason:
+        raise ChainError(name, linked.entry.position, reason)
 
 
 def open_body(name: str, linked: VerifiedRecord, cipher: Cipher) -> bytes:

@@ -6,6 +6,7 @@ the dropped records made, so every later version must be able to read them.
 
 from typing import Any, ClassVar
 
+from perdure.journal.ranges import Count, Position
 from perdure.journal.records import Content
 
 
@@ -17,7 +18,7 @@ class Carried(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "carried"
 
-    position: int
+    position: Position
     record_kind: str
     id: str
     time: str
@@ -35,9 +36,9 @@ class DroppedIds(Content, frozen=True, kw_only=True):
     kind: ClassVar[str] = "ids.dropped"
 
     rows: str
-    page: int = 0
-    bits: int = 0
-    size: int = 0
+    page: Count = 0
+    bits: Count = 0
+    size: Count = 0
 
 
 class Compacted(Content, frozen=True, kw_only=True):
@@ -51,10 +52,10 @@ class Compacted(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "compacted"
 
-    first: int
+    first: Position
     digest: str
-    state_version: int
+    state_version: Count
     facts: dict[str, Any]
-    recent: dict[str, int]
-    carried: tuple[int, ...] = ()
-    messages: int = 0
+    recent: dict[str, Position]
+    carried: tuple[Position, ...] = ()
+    messages: Count = 0

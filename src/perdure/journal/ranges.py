@@ -2,8 +2,17 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
-Positions = tuple[int, int]
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+"""A number in a stored record: a negative one is damage."""
+
+Position = Annotated[int, msgspec.Meta(ge=0, extra={"is_position": True})]
+"""The position of an earlier record, or 0; `verify` checks that it is earlier."""
+
+Positions = tuple[Position, Position]
 """The first and the last position of a range."""
 
 

@@ -66,7 +66,8 @@ class History(msgspec.Struct, frozen=True, gc=False):
     cipher: Cipher
     lineage: tuple[ParentStream, ...] = ()
     begin: int = 0
-    erasures: Erasures = NOTHING_ERASED
+    erasures: Erasures | None = NOTHING_ERASED
+    """None if they are not known: that of a session which could not be opened."""
     compacted: int = 0
     """The position of the record of the newest compaction, or 0."""
     carried: Mapping[int, int] = {}
@@ -179,7 +180,7 @@ def read_record(
     linked = chain.verify_entry(stream.session, entries[0])
     chain.require_same_stream(stream, linked)
     record = linked.records[position - linked.entry.position]
-    _require_body(stream.session, record, history.erasures)
+    require_body(stream.session, record, history.erasures)
     if position == history.tip.position:
         _require_digest(history, record)
     elif check_tip:
@@ -187,9 +188,9 @@ def read_record(
     return record
 
 
-def _require_body(name: str, record: VerifiedRecord, erasures: Erasures) -> None:
+def require_body(name: str, record: VerifiedRecord, erasures: Erasures | None) -> None:
     """Raise ChainError if a body was emptied, and no `erased` record names it."""
-    if record.body is None and not erasures.cover(record.position, record.key):
+    if record.body is None and erasures and not erasures.cover(record.position, record.key):
         reason = "its body was overwritten, and no record says that it was erased"
         raise ChainError(name, record.position, reason)
 
@@ -284,7 +285,7 @@ class BackwardReader:
         self._tenant = tenant
         self._stream = history.stream if history else None
         self._expected = history.tip if history else None
-        self._erasures = history.erasures if history else NOTHING_ERASED
+        self._erasures = (history and history.erasures) or NOTHING_ERASED
         self._entries_read = self._records_read = 0
         self.ended = history is not None and history.tip.position == 0
         self._begin = history.begin if history is not None and history.compacted else 0
@@ -356,7 +357,7 @@ class BackwardReader:
         """
         for record in records:
             if record.body is None:
-                _require_body(self._name, record, self._erasures)
+                require_body(self._name, record, self._erasures)
             elif record.kind == Erased.kind:
                 content = chain.decode_content(self._name, record, self._cipher)
                 self._erasures = self._erasures.add(content)
@@ -533,7 +534,7 @@ class ForwardReader:
 
     def _add(self, name: str, record: VerifiedRecord) -> None:
         try:
-            _require_body(name, record, self._history.erasures)
+            require_body(name, record, self._history.erasures)
             self._ready.append(record)
         except DamagedError as error:
             self._report(error)

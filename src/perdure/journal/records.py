@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from perdure.journal.ranges import Count, Position, Positions
+
 
 class Content(
     msgspec.Struct,
@@ -35,7 +37,7 @@ class Content(
     """Where the content came from, such as a user, a tool or a document."""
     trust: str = ""
     """How far that origin is trusted."""
-    sources: tuple[int, ...] = ()
+    sources: tuple[Position, ...] = ()
     """The positions of the records that it was made from."""
     about: str = ""
     """The data subject, whose key a sealed store uses for it."""
@@ -87,7 +89,7 @@ class ApprovalDecided(Content, frozen=True, kw_only=True):
 class LeaseChange(Content, frozen=True, kw_only=True):
     """The common base of the records about a lease."""
 
-    epoch: int
+    epoch: Count
     owner: str
 
 
@@ -132,7 +134,7 @@ class Message(Content, frozen=True, kw_only=True):
     """The digest of all messages appended under one caller id; stored in the first of them."""
     meta: dict[str, Any] = {}
     """Metadata of the response: its id, model, usage and finish reason."""
-    tokens: int = 0
+    tokens: Count = 0
     counter: str = ""
     """The token counter that computed `tokens`; empty if the message was not counted."""
     interrupted: bool = False
@@ -153,23 +155,24 @@ class MessageChunk(Content, frozen=True, kw_only=True):
     answer: str
     data: dict[str, Any]
     turn: str = ""
-    previous: int = 0
+    previous: Position = 0
 
 
 class MessagesRetracted(Content, frozen=True, kw_only=True):
     """Messages were taken back: conversations and windows leave them out; the records stay.
 
-    `positions` are those of single messages, `ranges` pairs of a first and a last place. `count`
-    messages are gone with this record; `last_message` is the newest one that is left, or 0.
+    `positions` are those of single messages, `ranges` pairs of a first and a last place, which may
+    be later than this record. `count` messages are gone with it; `last_message` is the newest one
+    that is left, or 0.
     """
 
     kind: ClassVar[str] = "messages.retracted"
 
-    positions: tuple[int, ...] = ()
-    ranges: tuple[tuple[int, int], ...] = ()
+    positions: tuple[Position, ...] = ()
+    ranges: tuple[tuple[Count, Count], ...] = ()
     reason: str = ""
-    count: int = 0
-    last_message: int = 0
+    count: Count = 0
+    last_message: Position = 0
 
 
 class MessagesReplaced(Content, frozen=True, kw_only=True):
@@ -181,13 +184,13 @@ class MessagesReplaced(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "messages.replaced"
 
-    first: int
-    last: int
+    first: Position
+    last: Position
     digest: str
-    new_first: int = 0
-    new_last: int = 0
-    count: int = 0
-    last_message: int = 0
+    new_first: Position = 0
+    new_last: Position = 0
+    count: Count = 0
+    last_message: Position = 0
 
 
 class Pinned(Content, frozen=True, kw_only=True):
@@ -195,7 +198,7 @@ class Pinned(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "pinned"
 
-    message: int
+    message: Position
     on: bool = True
 
 
@@ -208,11 +211,11 @@ class Summary(Content, frozen=True, kw_only=True):
     kind: ClassVar[str] = "summary"
 
     text: str
-    first: int
-    last: int
-    previous: int = 0
+    first: Position
+    last: Position
+    previous: Position = 0
     meta: dict[str, Any] = {}
-    tokens: int = 0
+    tokens: Count = 0
     counter: str = ""
 
 
@@ -221,7 +224,7 @@ class SummaryUndone(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "summary.undone"
 
-    summary: int
+    summary: Position
 
 
 class Tools(Content, frozen=True, kw_only=True):
@@ -266,7 +269,7 @@ class EffectIntent(Content, frozen=True, kw_only=True):
     actor: str = ""
     parent: str = ""
     """The identity of the effect during which this one was called."""
-    retry_of: int = 0
+    retry_of: Position = 0
     approval: str = ""
     """The id of the approval that this intent consumed."""
     call_type: Literal["tool", "model"] = "tool"
@@ -294,9 +297,9 @@ class EffectOutcome(Content, frozen=True, kw_only=True):
     reason: str = ""
     duration: float = 0.0
     turn: str = ""
-    intent: int = 0
+    intent: Position = 0
     """The position of the intent, if the caller chose the key of the call: the index needs it."""
-    message_count: int = 0
+    message_count: Count = 0
     """The result is this many messages directly before this record, in the same append."""
     shared_form: Literal["", "text", "json"] = ""
     """A large result is stored once: as the text of the previous message, or as JSON in it."""
@@ -315,11 +318,11 @@ class Value(Content, frozen=True, kw_only=True):
     subject_field: ClassVar[str] = "key"
 
     key: str
-    version: int
+    version: Count
     form: Literal["full", "delta", "deleted"]
     data: Any = None
-    previous: int = 0
-    previous_full: int = 0
+    previous: Position = 0
+    previous_full: Position = 0
 
 
 class TurnBegun(Content, frozen=True, kw_only=True):
@@ -357,9 +360,9 @@ class TurnContinued(TurnChange, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "turn.continued"
 
-    ended: int = 0
+    ended: Position = 0
     """The position of the `turn.failed` that this undoes; 0 if the turn was open."""
-    begun: int = 0
+    begun: Position = 0
     correlation_id: str = ""
     effects: dict[str, EffectRow] = {}
     approvals: dict[str, ApprovalRow] = {}
@@ -370,9 +373,9 @@ class TurnContinued(TurnChange, frozen=True, kw_only=True):
 class TurnEnd(TurnChange, frozen=True, kw_only=True):
     """The common base of the records that end a turn."""
 
-    begun: int = 0
+    begun: Position = 0
     """The position of the `turn.begun`."""
-    reopened: int = 0
+    reopened: Position = 0
     """The position of the `turn.continued` that opened the turn again after a failure, or 0."""
 
 
@@ -410,7 +413,7 @@ class Note(Content, frozen=True, kw_only=True):
     data: Any
     author: str = ""
     topic: str = ""
-    previous: int = 0
+    previous: Position = 0
 
 
 class ViewStored(Content, frozen=True, kw_only=True):
@@ -419,8 +422,8 @@ class ViewStored(Content, frozen=True, kw_only=True):
     kind: ClassVar[str] = "view"
 
     name: str
-    version: int
-    at: int
+    version: Count
+    at: Position
     data: Any
 
 
@@ -433,7 +436,7 @@ class BatchStored(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "batch"
 
-    count: int
+    count: Count
     digest: str
 
 
@@ -461,7 +464,7 @@ class Branched(Content, frozen=True, kw_only=True):
 
     parent: str
     stream: str
-    at: int
+    at: Position
 
 
 class BranchKept(Content, frozen=True, kw_only=True):
@@ -503,7 +506,7 @@ class Copied(Content, frozen=True, kw_only=True):
 
     session: str
     stream: str
-    position: int
+    position: Count
     digest: str
 
 
@@ -535,7 +538,7 @@ class Erased(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "erased"
 
-    ranges: tuple[tuple[int, int], ...] = ()
+    ranges: tuple[Positions, ...] = ()
     keys: tuple[str, ...] = ()
     reason: str = ""
 
@@ -562,10 +565,10 @@ class IndexPage(Content, frozen=True, kw_only=True):
     kind: ClassVar[str] = "index"
 
     rows: str
-    page: int = 0
-    bits: int = 0
-    size: int = 0
-    merged: int = 0
+    page: Count = 0
+    bits: Count = 0
+    size: Count = 0
+    merged: Count = 0
 
 
 class Snapshot(Content, frozen=True, kw_only=True):
@@ -573,7 +576,7 @@ class Snapshot(Content, frozen=True, kw_only=True):
 
     kind: ClassVar[str] = "snapshot"
 
-    state_version: int
+    state_version: Count
     facts: dict[str, Any]
 
 

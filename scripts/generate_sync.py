@@ -67,6 +67,11 @@ FILES: dict[str, str] = {
     f"{POSTGRES}/{name}_async.py": f"{POSTGRES}/{name}.py"
     for name in ("backend", "listing", "operations", "pool")
 }
+REDIS = "src/perdure/backends/redis"
+FILES |= {
+    f"{REDIS}/{name}_async.py": f"{REDIS}/{name}.py"
+    for name in ("backend", "check", "listing", "operations", "pool")
+}
 
 # Applied in this order to the whole text: code, docstrings and comments.
 REPLACEMENTS = [

@@ -3,6 +3,7 @@
 Their drivers are imported by the fixtures: the environments of the frameworks do not have them.
 """
 
+import os
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -62,6 +63,27 @@ def postgres_empty(postgres_url: str) -> Iterator[str]:
     schema = postgres.new_schema()
     yield postgres.address(postgres_url, schema=schema)
     postgres.drop_schema(postgres_url, schema)
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Valkey server for this test process."""
+    from tests.backends.redis import server as redis
+
+    if redis.OTHER in os.environ:
+        yield os.environ[redis.OTHER]
+        return
+    server = redis.Server(tmp_path_factory.mktemp("valkey"))
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def redis_store(redis_url: str) -> str:
+    """The address of an empty store: a tenant of its own, which costs nothing to make."""
+    from tests.backends.redis import server as redis
+
+    return redis.address(redis_url)
 
 
 @pytest.fixture

@@ -24,18 +24,30 @@ SCHEMES = {
     "files": ("perdure.backends.files.backend", "FilesBackend"),
     "memory": ("perdure.backends.memory", "MemoryBackend"),
     "postgresql": ("perdure.backends.postgres.backend", "PostgresBackend"),
+    "redis": ("perdure.backends.redis.backend", "RedisBackend"),
+    "rediss": ("perdure.backends.redis.backend", "RedisBackend"),
     "sqlite": ("perdure.backends.sqlite.backend", "SqliteBackend"),
 }
 
 # Schemes with an async driver; all others run in a thread (`ThreadedBackend`).
-ASYNC_SCHEMES = {"postgresql": ("perdure.backends.postgres.backend_async", "AsyncPostgresBackend")}
+ASYNC_SCHEMES = {
+    "postgresql": ("perdure.backends.postgres.backend_async", "AsyncPostgresBackend"),
+    "redis": ("perdure.backends.redis.backend_async", "AsyncRedisBackend"),
+    "rediss": ("perdure.backends.redis.backend_async", "AsyncRedisBackend"),
+}
 
 # scheme → the package to install for it.
-PACKAGES = {"postgresql": "'perdure[postgres]'", "sqlite": "apsw"}
+PACKAGES = {
+    "postgresql": "'perdure[postgres]'",
+    "redis": "'perdure[redis]'",
+    "rediss": "'perdure[redis]'",
+    "sqlite": "apsw",
+}
 
-SERVER_SCHEMES = frozenset({"postgresql"})  # Their classes take the whole address, not just a path.
+# Their classes take the whole address, not just a path.
+SERVER_SCHEMES = frozenset({"postgresql", "redis", "rediss"})
 
-ALIASES = {"postgres": "postgresql"}
+ALIASES = {"postgres": "postgresql", "valkey": "redis", "valkeys": "rediss"}
 
 ACCEPT_OPTION = "accept="
 
@@ -127,6 +139,20 @@ def path_of(address: Address) -> Path | None:
     return Path(rest) if scheme in ("sqlite", "files") and rest else None
 
 
+def server_name(address: str) -> str | None:
+    """Return the name of a store on a server, without its password; None for any other store.
+
+    UnsupportedError if the driver is not installed.
+    """
+    scheme, rest = scheme_of(address)
+    if scheme not in SERVER_SCHEMES:
+        return None
+    package = "postgres" if scheme == "postgresql" else "redis"
+    parse = _load(scheme, f"perdure.backends.{package}.address", "parse_address")
+    name: str = parse(f"{scheme}:{rest}").name
+    return name
+
+
 def parse_postgres(address: str) -> "PostgresAddress":
     """Parse the address of a Postgres store; UnsupportedError if the driver is not installed."""
     scheme, rest = scheme_of(address)
@@ -151,7 +177,7 @@ def split_accept(address: str) -> tuple[str, frozenset[str]]:
 def without_migration(address: str) -> str:
     """Return an address that creates no tables, unless it has its own `migrate=` option."""
     scheme, rest = scheme_of(address)
-    if scheme not in SERVER_SCHEMES or "migrate=" in rest:
+    if scheme != "postgresql" or "migrate=" in rest:
         return address
     return f"{address}{'&' if '?' in address else '?'}migrate=no"
 
@@ -162,11 +188,9 @@ def _emit_downgrades(backend: "Backend | AsyncBackend") -> None:
         events.emit("downgrade", fields)
 
 
-_SERVER_HINT = "; Postgres is the only supported server, and object stores are not supported"
-
 _SCHEME_HINTS = {
     "file": "; a SQLite file is 'sqlite:path' or just its path",
-    **dict.fromkeys(("redis", "rediss", "s3", "gs"), _SERVER_HINT),
+    **dict.fromkeys(("s3", "gs"), "; object stores are not supported"),
 }
 
 
@@ -175,8 +199,8 @@ _SCHEME_HINTS = {
 _SERVER_ADDRESS = re.compile(
     r"""://
     | (?:^|[\s:;?&]) (?:host|hostaddr|dbname|user|\w*password) \s* =  # libpq's keywords
-    | ^\W* postgres(?:ql)? \W* //                                     # a colon is missing
-    | ^\W* postgres(?:ql)? \W .* : .* @
+    | ^\W* (?:postgres(?:ql)?|rediss?|valkeys?) \W* //                # a colon is missing
+    | ^\W* (?:postgres(?:ql)?|rediss?|valkeys?) \W .* : .* @
     | ^/* (?![a-z]:[\\/]) [^/\\:@]+ : .* @                             # user:password@host
     """,
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
@@ -185,7 +209,7 @@ _SERVER_ADDRESS = re.compile(
 
 # Stricter, for texts that are not paths: a session's name may be some other kind of address.
 _STORE_ADDRESS = re.compile(
-    r"""(?<!\w) (?: postgres(?:ql)? \W{0,3} // | (?:files|memory|sqlite) :// )
+    r"""(?<!\w) (?: (?:postgres(?:ql)?|rediss?|valkeys?) \W{0,3} // | (?:files|memory|sqlite) :// )
     | (?:^|[\s:;?&'"(]) \w*password \s* =""",
     re.IGNORECASE | re.VERBOSE,
 )

@@ -20,9 +20,9 @@ from click.core import ParameterSource
 from perdure.backends.addresses import (
     looks_like_address,
     open_backend,
-    parse_postgres,
     path_of,
     scheme_of,
+    server_name,
     without_migration,
 )
 from perdure.backends.protocol import DELETED, Backend, Head
@@ -52,10 +52,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-# Options of a Postgres address that may be printed. Any other option may be a secret.
+# Options of a server's address that may be printed. Any other option may be a secret.
 PRINTABLE_OPTIONS = (
     "accept=",
     "migrate=",
+    "replicas=",
+    "ack=",
+    "ssl_ca_certs=",
     "timeout=",
     "sslmode=",
     "sslrootcert=",
@@ -245,26 +248,22 @@ def _require_path(path: Path, address: str) -> None:
         raise UnreadableStoreError(f"{address} is an empty file, not a store: nothing was changed.")
 
 
-def _is_postgres(address: str) -> bool:
-    """Return whether an address names a Postgres store, and so may hold a password."""
-    return scheme_of(address)[0] == "postgresql"
-
-
 def printable_name(address: str) -> str:
     """Return an address without its password, wherever in the address that is."""
-    return parse_postgres(address).name if _is_postgres(address) else address
+    name = server_name(address)
+    return address if name is None else name
 
 
 def without_password(address: str) -> str:
     """Return an address for the user to type again: complete except for the password."""
-    if not _is_postgres(address):
+    name = server_name(address)
+    if name is None:
         return address
     options = [
         option
         for option in address.partition("?")[2].split("&")
         if option.startswith(PRINTABLE_OPTIONS)
     ]
-    name = printable_name(address)
     return name + (("&" if "?" in name else "?") + "&".join(options) if options else "")
 
 

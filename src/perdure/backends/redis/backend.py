@@ -1,0 +1,211 @@
+# Generated from redis/backend_async.py by scripts/generate_sync.py: do not edit.
+"""Streams in Redis or Valkey, on one server or in a cluster, for any number of machines.
+
+Needs redis-py (`pip install 'perdure[redis]'`). Every call is one script on the server, or a few.
+No script depends on an earlier one, and each may be sent twice, so a call whose answer was lost is
+sent again, to the replica that was promoted if there was a failover.
+"""
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+from perdure.backends.append_rules import UNLIMITED, check, check_name
+from perdure.backends.fields import FieldOrder
+from perdure.backends.guarantees import Acceptance
+from perdure.backends.interrupt_safety import WakeSignal
+from perdure.backends.protocol import (
+    ATOMIC,
+    CHECK,
+    CLOCK,
+    ORDER,
+    RECENT,
+    REMOVE,
+    STORED,
+    WATCH,
+    Append,
+    Entry,
+    Head,
+    Outcome,
+    StreamFilter,
+    require_atomic,
+)
+from perdure.backends.redis.address import parse_address
+from perdure.backends.redis.check import find_problems
+from perdure.backends.redis.errors import timeout_until
+from perdure.backends.redis.guarantees import ACCEPTABLE, store_guarantees
+from perdure.backends.redis.listing import Listing
+from perdure.backends.redis.notify import REGISTRATION_TTL, SubscriptionListener
+from perdure.backends.redis.opening import confirmation_of, open_store, require_version
+from perdure.backends.redis.operations import EntryPage, Operations
+from perdure.backends.redis.pool import RedisPool
+from perdure.backends.watchers import WaitTimer, Watchers
+from perdure.errors import DamagedError, UnavailableError
+
+CAPABILITIES = frozenset({CHECK, CLOCK, ORDER, RECENT, REMOVE, WATCH})
+
+
+class RedisBackend:
+    """Stores streams in a server or a cluster.
+
+    Opening connects and checks the settings of the servers. It blocks: do it when the application
+    starts. The first write creates the store. May be used after `os.fork` in both processes.
+    `accept` names weaknesses to tolerate (`perdure.backends.guarantees`).
+    """
+
+    def __init__(self, address: str, *, accept: Collection[str] = ()) -> None:
+        parsed = parse_address(address)
+        self._address = parsed
+        self.name = parsed.name
+        self.tenant = parsed.tenant
+        acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
+        opened = open_store(parsed)
+        for server in opened.servers:
+            require_version(server, self.name)
+        confirmation = confirmation_of(parsed, opened.servers)
+        self.guarantees = store_guarantees(opened.servers, confirmation, acceptance, self.name)
+        # In one bucket, a script can write to several streams, all or none.
+        is_atomic = opened.layout.buckets == 1
+        self.capabilities = CAPABILITIES | {ATOMIC} if is_atomic else CAPABILITIES
+        self._pool = RedisPool(parsed, opened.layout, opened.topology, confirmation)
+        self._operations = Operations(self._pool, parsed)
+        self.watchers = Watchers()
+        self._listener = SubscriptionListener(
+            parsed, opened.topology, self.watchers, opened.layout.channel
+        )
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """As `Backend.append`: one script for each bucket."""
+        check(appends)
+        if not appends:
+            return []
+        outcomes = self._operations.append(appends)
+        self.watchers.notify(appends)
+        return outcomes
+
+    def append_together(self, appends: Sequence[Append]) -> Outcome:
+        """As `AtomicCapability.append_together`: one script. UnsupportedError in a cluster."""
+        require_atomic(self)
+        check(appends)
+        outcome = self._operations.append_together(appends)
+        if outcome is STORED:
+            self.watchers.notify(appends)
+        return outcome
+
+    def read(
+        self,
+        stream: str,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        reverse: bool = False,
+        max_body: int | None = None,
+    ) -> Iterator[Entry]:
+        """As `Backend.read`, by pages."""
+        check_name(stream)
+        remaining = UNLIMITED if limit is None else limit
+        page = EntryPage(stream, after, remaining, max_body, reverse=reverse)
+        page.is_last = remaining <= 0
+        while not page.is_last:
+            self._operations.load_page(page)
+            yield from page.entries
+
+    def streams(
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+        headers: bool = False,
+    ) -> Iterator[Head]:
+        """As `Backend.streams`, by pages: a stream written meanwhile may be listed or not."""
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
+        yield from Listing(self._pool, stream_filter, limit).by_name(after)
+
+    def recent(
+        self,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+        headers: bool = False,
+    ) -> Iterator[Head]:
+        """As `RecencyCapability.recent`, by pages and by the clocks of the servers.
+
+        The appends of one bucket are in order whatever the clock does. In a cluster, streams of
+        different nodes are compared by their clocks.
+        """
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
+        yield from Listing(self._pool, stream_filter, limit).by_time()
+
+    def ordered(
+        self,
+        order: FieldOrder,
+        *,
+        prefix: str = "",
+        labels: Collection[str] = (),
+        without: Collection[str] = (),
+        limit: int | None = None,
+        headers: bool = False,
+    ) -> Iterator[Head]:
+        """As `OrderCapability.ordered`, by pages."""
+        stream_filter = StreamFilter(prefix, labels, without, headers=headers)
+        yield from Listing(self._pool, stream_filter, limit).by_field(order)
+
+    def watch(self, stream: str, *, after: int, timeout: float | None = None) -> bool:
+        """As `WatchCapability.watch`: writers publish the names of watched streams."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if timeout is not None and timeout <= 0:
+            return self._has_entries_after(stream, after, deadline)
+        signal = WakeSignal()
+        # Register before the first read of the head: an append in between must wake this waiter.
+        with self.watchers.registered(stream, signal):
+            timer = WaitTimer(self.watchers, stream, timeout)
+            while True:
+                self._register(stream, deadline)
+                if self._has_entries_after(stream, after, deadline):
+                    return True
+                pause = timer.next_sleep()
+                if pause <= 0:
+                    return False
+                signal.sleep(pause)
+
+    def check(self, *, deep: bool = False) -> Iterator[DamagedError]:  # noqa: ARG002
+        """As `CheckCapability.check`. It looks at the names of all keys of the database."""
+        yield from find_problems(self._pool)
+
+    def drop(self, stream: str, *, before: int) -> None:
+        """As `Backend.drop`. The server's append-only file has the bytes until it is rewritten."""
+        check_name(stream)
+        self._operations.drop(stream, before)
+
+    def remove(self, stream: str, *, digest: str) -> bool:
+        """As `RemovalCapability.remove`."""
+        check_name(stream)
+        return self._operations.remove(stream, digest)
+
+    def server_time(self) -> float:
+        """As `ClockCapability.server_time`; in a cluster, the time of the first node."""
+        seconds, microseconds = self._pool.ask(self._pool.primaries[0], ("TIME",))
+        return int(seconds) + int(microseconds) / 1e6
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+        self._listener.close()
+        self.watchers.notify_all()
+
+    def _has_entries_after(self, stream: str, after: int, deadline: float | None) -> bool:
+        head = self._operations.head(stream, timeout_until(deadline, self._address))
+        return head is not None and head.position > after
+
+    def _register(self, stream: str, deadline: float | None) -> None:
+        """Register as a waiter, if that is due, so that writers publish."""
+        if self._listener.should_register(stream):
+            timeout = timeout_until(deadline, self._address)
+            try:
+                self._operations.register_watch(stream, REGISTRATION_TTL, timeout)
+            except UnavailableError as error:
+                self._listener.registration_failed(error)

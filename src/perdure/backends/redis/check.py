@@ -1,0 +1,85 @@
+# Generated from redis/check_async.py by scripts/generate_sync.py: do not edit.
+"""Compare a Redis store with itself: heads, entries and indexes, bucket by bucket.
+
+A page is looked at by one script, so that writers do not look like damage.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from perdure.backends.redis import scripts
+from perdure.backends.redis.layout import Call
+from perdure.backends.redis.pool import RedisPool
+from perdure.errors import DamagedError
+
+PAGE_ROWS = 256  # heads or keys that one script looks at
+
+REASONS = {
+    "head": "its head cannot be read",
+    "label": "it is not listed under a label of its head",
+    "time": "it is not listed by its last append",
+    "name": "it is in no list",
+    "tip": "its head does not match its last entry",
+}
+
+
+def find_problems(pool: RedisPool) -> Iterator[DamagedError]:
+    """Yield what is wrong with a store as a whole."""
+    for bucket in range(pool.layout.buckets):
+        yield from _head_problems(pool, bucket)
+        yield from _index_problems(pool, bucket)
+    yield from _entry_problems(pool)
+
+
+def _head_problems(pool: RedisPool, bucket: int) -> Iterator[DamagedError]:
+    cursor = b"0"
+    while True:
+        call = Call(bucket, scripts.CHECK_HEADS, (cursor, PAGE_ROWS))
+        cursor, problems = pool.call(call)
+        for name, word in problems:
+            yield DamagedError(name.decode(errors="replace"), 0, REASONS[word.decode()])
+        if cursor == b"0":
+            return
+
+
+def _index_problems(pool: RedisPool, bucket: int) -> Iterator[DamagedError]:
+    """Yield streams that are listed and have no head."""
+    for index, start, end in (("n", "-", "+"), ("x", "-", "+"), ("r", "+inf", "-inf")):
+        first: str | bytes = start
+        while True:
+            call = Call(bucket, scripts.LIST, (index, first, end, PAGE_ROWS, 0, 0, 0))
+            rows = pool.call(call)
+            for _, _, name, packed, _ in rows:
+                if packed is None:
+                    text = name.decode(errors="replace")
+                    yield DamagedError(text, 0, "it is listed and has no head")
+            if len(rows) < PAGE_ROWS:
+                break
+            first = b"(" + (rows[-1][1] if index == "r" else rows[-1][0])
+
+
+def _entry_problems(pool: RedisPool) -> Iterator[DamagedError]:
+    """Yield streams that have entries and no head. Only the names of all keys show them."""
+    prefix = pool.layout.entries_key(0, b"").partition(b"{")[0]
+    pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", prefix) + b"{*}:e:*"
+    bases = {pool.layout.entries_key(number, b""): number for number in range(pool.layout.buckets)}
+    for node in pool.primaries:
+        cursor = b"0"
+        while True:
+            command = ("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "stream")
+            cursor, keys = pool.ask(node, command)
+            for bucket, names in _by_bucket(keys, bases):
+                for name in pool.call(Call(bucket, scripts.CHECK_ENTRIES, (*names,))):
+                    text = name.decode(errors="replace")
+                    yield DamagedError(text, 0, "it has entries and is in no list")
+            if cursor == b"0":
+                break
+
+
+def _by_bucket(keys: Sequence[bytes], bases: dict[bytes, int]) -> list[tuple[int, list[bytes]]]:
+    groups: dict[int, list[bytes]] = {}
+    for key in keys:
+        end = key.index(b":e:") + 3
+        if (bucket := bases.get(key[:end])) is not None:
+            groups.setdefault(bucket, []).append(key[end:])
+    return list(groups.items())

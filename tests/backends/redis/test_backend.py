@@ -1,0 +1,22 @@
+"""Redis keeps the contract, in both colours; here is what is special to it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from perdure.backends.protocol import AsyncBackend, Backend
+from perdure.backends.redis.backend import RedisBackend
+from perdure.backends.redis.backend_async import AsyncRedisBackend
+from perdure.testing import AsyncBackendContract, BackendContract
+
+
+class TestRedis(BackendContract):
+    @pytest.fixture
+    def open_backend(self, redis_store: str) -> Callable[[], Backend]:
+        return lambda: RedisBackend(redis_store)
+
+
+class TestAsyncRedis(AsyncBackendContract):
+    @pytest.fixture
+    def open_backend(self, redis_store: str) -> Callable[[], AsyncBackend]:
+        return lambda: AsyncRedisBackend(redis_store)

@@ -20,7 +20,7 @@ TIMEOUT = 30.0  # seconds that one call waits for an answer or for a failover
 
 CONNECTIONS = 8  # per process and node
 
-CONNECT_TIMEOUT = 10.0  # seconds; a server that accepts nobody for longer counts as down
+CONNECT_TIMEOUT = 10.0  # seconds; a server that accepts no connection for longer counts as down
 
 NUMBER_MAX = 86_400  # of any number in an address: a day in seconds, or too many connections
 

@@ -33,11 +33,12 @@ from perdure.backends.redis.address import parse_address
 from perdure.backends.redis.check import find_problems
 from perdure.backends.redis.errors import timeout_until
 from perdure.backends.redis.guarantees import ACCEPTABLE, store_guarantees
+from perdure.backends.redis.layout import ReadPage
 from perdure.backends.redis.listing import Listing
 from perdure.backends.redis.notify import REGISTRATION_TTL, SubscriptionListener
-from perdure.backends.redis.opening import confirmation_of, open_store, require_version
-from perdure.backends.redis.operations import EntryPage, Operations
+from perdure.backends.redis.operations import RedisOperations
 from perdure.backends.redis.pool import RedisPool
+from perdure.backends.redis.survey import confirmation_of, open_store, require_version
 from perdure.backends.watchers import WaitTimer, Watchers
 from perdure.errors import DamagedError, UnavailableError
 
@@ -67,7 +68,7 @@ class RedisBackend:
         is_atomic = opened.layout.buckets == 1
         self.capabilities = CAPABILITIES | {ATOMIC} if is_atomic else CAPABILITIES
         self._pool = RedisPool(parsed, opened.layout, opened.topology, confirmation)
-        self._operations = Operations(self._pool, parsed)
+        self._operations = RedisOperations(self._pool, parsed)
         self.watchers = Watchers()
         self._listener = SubscriptionListener(
             parsed, opened.topology, self.watchers, opened.layout.channel
@@ -103,7 +104,7 @@ class RedisBackend:
         """As `Backend.read`, by pages."""
         check_name(stream)
         remaining = UNLIMITED if limit is None else limit
-        page = EntryPage(stream, after, remaining, max_body, reverse=reverse)
+        page = ReadPage(stream, after, remaining, max_body, reverse=reverse)
         page.is_last = remaining <= 0
         while not page.is_last:
             self._operations.load_page(page)

@@ -32,11 +32,12 @@ from perdure.backends.redis.address import parse_address
 from perdure.backends.redis.check_async import find_problems_async
 from perdure.backends.redis.errors import timeout_until
 from perdure.backends.redis.guarantees import ACCEPTABLE, store_guarantees
+from perdure.backends.redis.layout import ReadPage
 from perdure.backends.redis.listing_async import AsyncListing
 from perdure.backends.redis.notify import REGISTRATION_TTL, SubscriptionListener
-from perdure.backends.redis.opening import confirmation_of, open_store, require_version
-from perdure.backends.redis.operations_async import AsyncOperations, EntryPage
+from perdure.backends.redis.operations_async import AsyncRedisOperations
 from perdure.backends.redis.pool_async import AsyncRedisPool
+from perdure.backends.redis.survey import confirmation_of, open_store, require_version
 from perdure.backends.watchers import WaitTimer, Watchers
 from perdure.errors import DamagedError, UnavailableError
 
@@ -66,7 +67,7 @@ class AsyncRedisBackend:
         is_atomic = opened.layout.buckets == 1
         self.capabilities = CAPABILITIES | {ATOMIC} if is_atomic else CAPABILITIES
         self._pool = AsyncRedisPool(parsed, opened.layout, opened.topology, confirmation)
-        self._operations = AsyncOperations(self._pool, parsed)
+        self._operations = AsyncRedisOperations(self._pool, parsed)
         self.watchers = Watchers()
         self._listener = SubscriptionListener(
             parsed, opened.topology, self.watchers, opened.layout.channel
@@ -102,7 +103,7 @@ class AsyncRedisBackend:
         """As `Backend.read`, by pages."""
         check_name(stream)
         remaining = UNLIMITED if limit is None else limit
-        page = EntryPage(stream, after, remaining, max_body, reverse=reverse)
+        page = ReadPage(stream, after, remaining, max_body, reverse=reverse)
         page.is_last = remaining <= 0
         while not page.is_last:
             await self._operations.load_page(page)

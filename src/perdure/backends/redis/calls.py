@@ -1,4 +1,4 @@
-"""Calls that are sent to the nodes of a store together, and what became of each. Pure.
+"""Calls that are sent to the nodes of a store together, and their replies. Pure.
 
 A call concerns one bucket, so that it goes to one node. It may be sent twice: scripts answer a
 resend without writing anything again.
@@ -11,7 +11,7 @@ from redis.exceptions import AskError, NoScriptError, ResponseError
 
 from perdure.backends.redis.address import Node
 from perdure.backends.redis.errors import UnconfirmedError
-from perdure.backends.redis.layout import Call, StoreLayout
+from perdure.backends.redis.layout import ServerCall, StoreLayout
 
 _PENDING = object()
 
@@ -41,10 +41,10 @@ class Confirmation(NamedTuple):
         return UnconfirmedError(f"{what}; the primary has it")
 
 
-class CallBatch:
+class ServerCalls:
     """Some calls and their replies."""
 
-    def __init__(self, layout: StoreLayout, calls: Sequence[Call]) -> None:
+    def __init__(self, layout: StoreLayout, calls: Sequence[ServerCall]) -> None:
         self._layout = layout
         self._calls = calls
         self.replies: list[Any] = [_PENDING] * len(calls)

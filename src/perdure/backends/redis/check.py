@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from perdure.backends.redis import scripts
-from perdure.backends.redis.layout import Call
+from perdure.backends.redis.layout import ServerCall
 from perdure.backends.redis.pool import RedisPool
 from perdure.errors import DamagedError
 
@@ -34,7 +34,7 @@ def find_problems(pool: RedisPool) -> Iterator[DamagedError]:
 def _head_problems(pool: RedisPool, bucket: int) -> Iterator[DamagedError]:
     cursor = b"0"
     while True:
-        call = Call(bucket, scripts.CHECK_HEADS, (cursor, PAGE_ROWS))
+        call = ServerCall(bucket, scripts.CHECK_HEADS, (cursor, PAGE_ROWS))
         cursor, problems = pool.call(call)
         for name, word in problems:
             yield DamagedError(name.decode(errors="replace"), 0, REASONS[word.decode()])
@@ -47,7 +47,7 @@ def _index_problems(pool: RedisPool, bucket: int) -> Iterator[DamagedError]:
     for index, start, end in (("n", "-", "+"), ("x", "-", "+"), ("r", "+inf", "-inf")):
         first: str | bytes = start
         while True:
-            call = Call(bucket, scripts.LIST, (index, first, end, PAGE_ROWS, 0, 0, 0))
+            call = ServerCall(bucket, scripts.LIST, (index, first, end, PAGE_ROWS, 0, 0, 0))
             rows = pool.call(call)
             for _, _, name, packed, _ in rows:
                 if packed is None:
@@ -69,7 +69,7 @@ def _entry_problems(pool: RedisPool) -> Iterator[DamagedError]:
             command = ("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "stream")
             cursor, keys = pool.ask(node, command)
             for bucket, names in _by_bucket(keys, bases):
-                for name in pool.call(Call(bucket, scripts.CHECK_ENTRIES, (*names,))):
+                for name in pool.call(ServerCall(bucket, scripts.CHECK_ENTRIES, (*names,))):
                     text = name.decode(errors="replace")
                     yield DamagedError(text, 0, "it has entries and is in no list")
             if cursor == b"0":

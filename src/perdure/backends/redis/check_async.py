@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 
 from perdure.backends.redis import scripts
-from perdure.backends.redis.layout import Call
+from perdure.backends.redis.layout import ServerCall
 from perdure.backends.redis.pool_async import AsyncRedisPool
 from perdure.errors import DamagedError
 
@@ -36,7 +36,7 @@ async def find_problems_async(pool: AsyncRedisPool) -> AsyncIterator[DamagedErro
 async def _head_problems_async(pool: AsyncRedisPool, bucket: int) -> AsyncIterator[DamagedError]:
     cursor = b"0"
     while True:
-        call = Call(bucket, scripts.CHECK_HEADS, (cursor, PAGE_ROWS))
+        call = ServerCall(bucket, scripts.CHECK_HEADS, (cursor, PAGE_ROWS))
         cursor, problems = await pool.call(call)
         for name, word in problems:
             yield DamagedError(name.decode(errors="replace"), 0, REASONS[word.decode()])
@@ -49,7 +49,7 @@ async def _index_problems_async(pool: AsyncRedisPool, bucket: int) -> AsyncItera
     for index, start, end in (("n", "-", "+"), ("x", "-", "+"), ("r", "+inf", "-inf")):
         first: str | bytes = start
         while True:
-            call = Call(bucket, scripts.LIST, (index, first, end, PAGE_ROWS, 0, 0, 0))
+            call = ServerCall(bucket, scripts.LIST, (index, first, end, PAGE_ROWS, 0, 0, 0))
             rows = await pool.call(call)
             for _, _, name, packed, _ in rows:
                 if packed is None:
@@ -71,7 +71,7 @@ async def _entry_problems_async(pool: AsyncRedisPool) -> AsyncIterator[DamagedEr
             command = ("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, "TYPE", "stream")
             cursor, keys = await pool.ask(node, command)
             for bucket, names in _by_bucket(keys, bases):
-                for name in await pool.call(Call(bucket, scripts.CHECK_ENTRIES, (*names,))):
+                for name in await pool.call(ServerCall(bucket, scripts.CHECK_ENTRIES, (*names,))):
                     text = name.decode(errors="replace")
                     yield DamagedError(text, 0, "it has entries and is in no list")
             if cursor == b"0":

@@ -20,7 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from perdure.backends.redis.address import CONNECT_TIMEOUT, Node, RedisAddress
-from perdure.backends.redis.errors import AnswerTimeoutError
+from perdure.backends.redis.errors import NoAnswerError
 
 FINISH_TIMEOUT = 2.0  # seconds; a reachable server answers what it was sent within this time
 
@@ -91,7 +91,7 @@ class NodeConnection:
             except ResponseError as error:
                 reply = error
             except RedisTimeoutError:
-                raise AnswerTimeoutError(NO_ANSWER) from None
+                raise NoAnswerError(NO_ANSWER) from None
             self._missing -= 1
             replies.append(reply)
         return replies
@@ -183,7 +183,7 @@ class AsyncNodeConnection:
             yield
         except (RedisError, OSError, AttributeError):
             if self._timed_out:
-                raise AnswerTimeoutError(NO_ANSWER) from None
+                raise NoAnswerError(NO_ANSWER) from None
             raise
         finally:
             if timer is not None:

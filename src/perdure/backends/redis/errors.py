@@ -20,7 +20,7 @@ LONGEST_PAUSE = 0.5  # seconds; a replica that was promoted is found about this 
 ANSWER_TIMEOUT_MIN = 2.0  # seconds; minimum time to answer, however close the caller's deadline is
 
 
-class AnswerTimeoutError(driver.TimeoutError):
+class NoAnswerError(driver.TimeoutError):
     """The server did not answer in time."""
 
 
@@ -81,7 +81,7 @@ def error_code(error: Exception) -> str:
 
 def is_transient(error: Exception) -> bool:
     """Return whether the same call may succeed soon, on this server or another."""
-    if isinstance(error, AnswerTimeoutError | driver.AuthenticationError):
+    if isinstance(error, NoAnswerError | driver.AuthenticationError):
         return False
     if error_code(error) in _TRANSIENT_CODES:
         return True
@@ -101,7 +101,7 @@ def translate_error(error: Exception, address: RedisAddress, stream: str = "") -
     if isinstance(error, UnconfirmedError):
         hint = "check its replicas, or ask for fewer: ?replicas=… in the address"
         return UnavailableError(address.name, text, hint)
-    if isinstance(error, AnswerTimeoutError):
+    if isinstance(error, NoAnswerError):
         return UnavailableError(address.name, text, "check the load of the server")
     if code in _HINTS:
         reason, hint = _HINTS[code]
@@ -142,7 +142,7 @@ def timeout_until(deadline: float | None, address: RedisAddress) -> float:
     return min(address.timeout, max(deadline - time.monotonic(), ANSWER_TIMEOUT_MIN))
 
 
-class RetryBudget:
+class CallBudget:
     """Retry budget of one call: its deadline, and which errors are worth another attempt."""
 
     def __init__(

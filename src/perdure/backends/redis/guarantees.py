@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from perdure.backends.guarantees import Acceptance, Check, Guarantees, Survives
 from perdure.backends.redis.calls import Confirmation
-from perdure.backends.redis.opening import ServerInfo
+from perdure.backends.redis.survey import NodeInfo
 from perdure.errors import UnsupportedError
 
 EVERY_SECOND = "appendfsync-everysec"
@@ -41,7 +41,7 @@ class _Weakness(NamedTuple):
 
 
 def store_guarantees(
-    servers: Sequence[ServerInfo],
+    servers: Sequence[NodeInfo],
     confirmation: Confirmation | None,
     acceptance: Acceptance,
     name: str,
@@ -77,14 +77,14 @@ def store_guarantees(
     )
 
 
-def _refuse_eviction(server: ServerInfo, name: str) -> None:
+def _refuse_eviction(server: NodeInfo, name: str) -> None:
     policy = server.settings.get("maxmemory-policy", EVICTION_SAFE)
     if policy != EVICTION_SAFE:
         reason = f"{name} has maxmemory-policy {policy}: it may delete sessions to free memory"
         raise UnsupportedError(reason, f"set it to {EVICTION_SAFE}, or use a server of its own")
 
 
-def _weaknesses(server: ServerInfo) -> list[_Weakness]:
+def _weaknesses(server: NodeInfo) -> list[_Weakness]:
     settings = server.settings
     if settings.get("appendonly") == "no":
         return [_Weakness("appendonly", "no", NO_FILE, "set appendonly to yes")]
@@ -101,7 +101,7 @@ def _weaknesses(server: ServerInfo) -> list[_Weakness]:
     return found
 
 
-def _checks(servers: Sequence[ServerInfo], confirmation: Confirmation | None) -> list[Check]:
+def _checks(servers: Sequence[NodeInfo], confirmation: Confirmation | None) -> list[Check]:
     first = servers[0]
     nodes = "one server" if len(servers) == 1 else f"a cluster of {len(servers)} nodes"
     tls = "with" if first.encrypted else "without"
@@ -127,7 +127,7 @@ def _checks(servers: Sequence[ServerInfo], confirmation: Confirmation | None) ->
     return [*checks, _replicas_check(servers, confirmation)]
 
 
-def _replicas_check(servers: Sequence[ServerInfo], confirmation: Confirmation | None) -> Check:
+def _replicas_check(servers: Sequence[NodeInfo], confirmation: Confirmation | None) -> Check:
     """Report replication: who else has an append when it is acknowledged."""
     fewest = min((server.replicas for server in servers if server.is_primary), default=0)
     if confirmation is None:

@@ -28,7 +28,7 @@ import msgspec
 from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Append, Entry, Head
 from perdure.backends.redis.address import RedisAddress
-from perdure.backends.redis.scripts import Script
+from perdure.backends.redis.scripts import READ, Script
 from perdure.errors import DamagedError
 
 LAYOUT = 1
@@ -37,10 +37,14 @@ CLUSTER_BUCKETS = 16  # of a store in a cluster: as many nodes share its work
 
 SLOTS = 16_384  # of a cluster; fixed by its protocol
 
+PAGE_BYTES = 2**21  # bytes of entries read at a time; a server does nothing else meanwhile
+
+PAGE_ENTRIES = 512  # entries read at a time
+
 MAX_NAME = b"\xff"  # above every text: UTF-8 does not have this byte
 
 
-class Call(NamedTuple):
+class ServerCall(NamedTuple):
     """A command for the server that has a bucket, or a script if `script` is given."""
 
     bucket: int
@@ -80,11 +84,11 @@ class StoreLayout:
         """Return the key with the layout of the store."""
         return self._bases[0] + b"s"
 
-    def call(self, bucket: int, script: Script, *arguments: Any) -> Call:
+    def call(self, bucket: int, script: Script, *arguments: Any) -> ServerCall:
         """Return a call of a script."""
-        return Call(bucket, script, arguments)
+        return ServerCall(bucket, script, arguments)
 
-    def command(self, call: Call, *, whole: bool) -> tuple[Any, ...]:
+    def command(self, call: ServerCall, *, whole: bool) -> tuple[Any, ...]:
         """Return a call as a command; `whole` sends the text of its script, not its digest."""
         if call.script is None:
             return call.arguments
@@ -161,3 +165,36 @@ def label_member(label: str, name: bytes = b"") -> bytes:
 def label_start(label: str) -> bytes:
     """Return the beginning of the members of all labels that begin with a text."""
     return label.encode().replace(b"\0", b"\0\xff")
+
+
+class ReadPage:
+    """A page of entries: where it begins, and what was read."""
+
+    def __init__(
+        self, stream: str, after: int, limit: int, max_body: int | None, *, reverse: bool
+    ) -> None:
+        self.stream = stream
+        self.after = after
+        self.limit = limit
+        self.max_body = max_body
+        self.reverse = reverse
+        self.entries: list[Entry] = []
+        self.is_last = False
+
+    def call(self, layout: StoreLayout) -> ServerCall:
+        """Return the call that reads it."""
+        start = "" if not self.after else self.after - 1 if self.reverse else self.after + 1
+        count = min(self.limit, PAGE_ENTRIES)
+        longest = "" if self.max_body is None else self.max_body
+        arguments = (self.stream, start, int(self.reverse), count, PAGE_BYTES, longest)
+        return layout.call(layout.bucket(self.stream), READ, *arguments)
+
+    def take(self, rows: list[object]) -> None:
+        """Keep what was read, and continue behind it."""
+        self.is_last = not rows or rows[-1] != b"more"
+        entries = decode_entries(self.stream, rows if self.is_last else rows[:-1])
+        self.is_last = self.is_last or len(entries) >= self.limit
+        self.entries = entries
+        self.limit -= len(entries)
+        if entries:
+            self.after = entries[-1].position if self.reverse else entries[-1].last

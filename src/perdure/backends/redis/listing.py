@@ -14,7 +14,7 @@ from perdure.backends.protocol import DELETED, Head, StreamFilter, arrange
 from perdure.backends.redis import scripts
 from perdure.backends.redis.layout import (
     MAX_NAME,
-    Call,
+    ServerCall,
     StoreLayout,
     decode_head,
     label_member,
@@ -60,12 +60,12 @@ class _Range:
         self.is_finished = False
         self._size = 0
 
-    def call(self, size: int, *, headers: bool, times: bool) -> Call:
+    def call(self, size: int, *, headers: bool, times: bool) -> ServerCall:
         """Return the call that reads the next page."""
         self._size = min(max(size, self._size * 4), PAGE_ROWS)
         bounds = (self.start, self.end, self._size)
         flags = (int(self.reverse), int(headers), int(times))
-        return Call(self.bucket, scripts.LIST, (self.index, *bounds, *flags))
+        return ServerCall(self.bucket, scripts.LIST, (self.index, *bounds, *flags))
 
     def take(self, found: Sequence[Any]) -> None:
         """Keep a page."""
@@ -228,7 +228,7 @@ class Listing:
         calls = []
         for part in ranges:
             key = self._layout.heads[part.bucket][:-1] + part.index.encode()
-            calls.append(Call(part.bucket, None, ("ZLEXCOUNT", key, part.start, part.end)))
+            calls.append(ServerCall(part.bucket, None, ("ZLEXCOUNT", key, part.start, part.end)))
         return sum(self._pool.run(calls))
 
     def _name_ranges(self, after: bytes) -> list[_Range]:

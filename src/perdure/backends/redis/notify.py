@@ -19,8 +19,8 @@ from perdure.backends.interrupt_safety import start_thread
 from perdure.backends.protocol import Append
 from perdure.backends.redis.address import RedisAddress
 from perdure.backends.redis.connection import NodeConnection
-from perdure.backends.redis.errors import AnswerTimeoutError
-from perdure.backends.redis.opening import connected
+from perdure.backends.redis.errors import NoAnswerError
+from perdure.backends.redis.survey import connected
 from perdure.backends.redis.topology import Topology
 from perdure.backends.watchers import Watchers
 from perdure.errors import UnavailableError
@@ -127,7 +127,7 @@ class SubscriptionListener:
             connection.expect(1)
             try:
                 (message,) = connection.receive()
-            except AnswerTimeoutError:
+            except NoAnswerError:
                 message = None
             now = time.monotonic()
             if message is not None:

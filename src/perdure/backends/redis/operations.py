@@ -13,7 +13,8 @@ from perdure.backends.redis.address import RedisAddress
 from perdure.backends.redis.errors import translate_error
 from perdure.backends.redis.layout import (
     LAYOUT,
-    Call,
+    ReadPage,
+    ServerCall,
     StoreLayout,
     append_arguments,
     decode_entries,
@@ -25,47 +26,10 @@ from perdure.errors import VersionError
 
 BATCH_BYTES = 2**21  # bytes of one script's entries; a server does nothing else meanwhile
 
-PAGE_BYTES = 2**21  # bytes of entries read at a time, as above
-
-PAGE_ENTRIES = 512  # entries read at a time
-
 REWRITE_MAX = 1000  # entries; so many that remain after a drop are stored anew, without the dropped
 
 
-class EntryPage:
-    """A page of entries: where it begins, and what was read."""
-
-    def __init__(
-        self, stream: str, after: int, limit: int, max_body: int | None, *, reverse: bool
-    ) -> None:
-        self.stream = stream
-        self.after = after
-        self.limit = limit
-        self.max_body = max_body
-        self.reverse = reverse
-        self.entries: list[Entry] = []
-        self.is_last = False
-
-    def call(self, layout: StoreLayout) -> Call:
-        """Return the call that reads it."""
-        start = "" if not self.after else self.after - 1 if self.reverse else self.after + 1
-        count = min(self.limit, PAGE_ENTRIES)
-        longest = "" if self.max_body is None else self.max_body
-        arguments = (self.stream, start, int(self.reverse), count, PAGE_BYTES, longest)
-        return layout.call(layout.bucket(self.stream), scripts.READ, *arguments)
-
-    def take(self, rows: list[object]) -> None:
-        """Keep what was read, and go on behind it."""
-        self.is_last = not rows or rows[-1] != b"more"
-        entries = decode_entries(self.stream, rows if self.is_last else rows[:-1])
-        self.is_last = self.is_last or len(entries) >= self.limit
-        self.entries = entries
-        self.limit -= len(entries)
-        if entries:
-            self.after = entries[-1].position if self.reverse else entries[-1].last
-
-
-class Operations:
+class RedisOperations:
     """What a store does with single streams."""
 
     def __init__(self, pool: RedisPool, address: RedisAddress) -> None:
@@ -112,7 +76,7 @@ class Operations:
                     return outcomes[append.stream]
         return STORED
 
-    def load_page(self, page: EntryPage) -> None:
+    def load_page(self, page: ReadPage) -> None:
         """Read a page of entries."""
         layout = self._pool.layout
         page.take(self._pool.call(page.call(layout), stream=page.stream))
@@ -121,7 +85,7 @@ class Operations:
         """Return the head of a stream."""
         layout = self._pool.layout
         bucket = layout.bucket(stream)
-        command = Call(bucket, None, ("HGET", layout.heads[bucket], stream))
+        command = ServerCall(bucket, None, ("HGET", layout.heads[bucket], stream))
         packed = self._pool.call(command, timeout, stream=stream)
         return None if packed is None else decode_head(stream.encode(), packed)
 
@@ -144,7 +108,7 @@ class Operations:
         """Register a waiter, so that writers notify it."""
         layout = self._pool.layout
         bucket = layout.bucket(stream)
-        call = Call(bucket, scripts.REGISTER, (stream, int(seconds * 1000)))
+        call = ServerCall(bucket, scripts.REGISTER, (stream, int(seconds * 1000)))
         self._pool.call(call, timeout)
 
     def _prepare(self) -> None:
@@ -177,7 +141,7 @@ class Operations:
 
     def _append_call(
         self, bucket: int, appends: Sequence[Append], *, together: bool = False
-    ) -> Call:
+    ) -> ServerCall:
         arguments: list[object] = [int(together), self._pool.layout.channel]
         for append in appends:
             arguments += append_arguments(append)

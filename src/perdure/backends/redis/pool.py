@@ -14,10 +14,10 @@ from redis.exceptions import MovedError, RedisError
 
 from perdure.backends.connection_slots import ConnectionSlots, current_loop, sleep
 from perdure.backends.redis.address import Node, RedisAddress
-from perdure.backends.redis.calls import CallBatch, Confirmation
+from perdure.backends.redis.calls import Confirmation, ServerCalls
 from perdure.backends.redis.connection import Command, NodeConnection
-from perdure.backends.redis.errors import AnswerTimeoutError, RetryBudget
-from perdure.backends.redis.layout import Call, StoreLayout
+from perdure.backends.redis.errors import CallBudget, NoAnswerError
+from perdure.backends.redis.layout import ServerCall, StoreLayout
 from perdure.backends.redis.topology import Topology
 from perdure.errors import UsageError
 
@@ -49,7 +49,7 @@ class RedisPool:
         self._pid, self._loop = os.getpid(), loop
 
     def run(
-        self, calls: Sequence[Call], timeout: float | None = None, *, stream: str = ""
+        self, calls: Sequence[ServerCall], timeout: float | None = None, *, stream: str = ""
     ) -> list[Any]:
         """Return the replies to some calls, sending them again after errors worth a retry.
 
@@ -62,8 +62,8 @@ class RedisPool:
         elif self._loop is not loop:
             self._close_idle()  # They belong to a loop that has ended.
             self._reset(loop)
-        budget = RetryBudget(self._address, timeout, stream)
-        batch = CallBatch(self.layout, calls)
+        budget = CallBudget(self._address, timeout, stream)
+        batch = ServerCalls(self.layout, calls)
         while not batch.is_done:
             error = self._attempt(batch, budget.deadline)
             if error is None:
@@ -74,7 +74,7 @@ class RedisPool:
                 self._topology.move(error.slot_id, Node(error.host, error.port))
         return batch.replies
 
-    def call(self, call: Call, timeout: float | None = None, *, stream: str = "") -> Any:
+    def call(self, call: ServerCall, timeout: float | None = None, *, stream: str = "") -> Any:
         """Return the reply to one call."""
         return (self.run([call], timeout, stream=stream))[0]
 
@@ -85,7 +85,7 @@ class RedisPool:
 
     def ask(self, node: Node, command: Command) -> Any:
         """Return the reply of a node to a command that names no key."""
-        budget = RetryBudget(self._address)
+        budget = CallBudget(self._address)
         while True:
             try:
                 return self._ask(node, command, budget.deadline)
@@ -102,7 +102,7 @@ class RedisPool:
     def _owner(self, bucket: int) -> Node:
         return self._topology.owner(self.layout.slots[bucket])
 
-    def _attempt(self, batch: CallBatch, deadline: float) -> Exception | None:
+    def _attempt(self, batch: ServerCalls, deadline: float) -> Exception | None:
         """Send the open calls; return an error if not all of them were answered."""
         sent: list[tuple[NodeConnection, list[int]]] = []
         tickets: list[tuple[Node, object]] = []
@@ -142,7 +142,7 @@ class RedisPool:
                 self._free(node, ticket)
         return failure
 
-    def _commands(self, batch: CallBatch, numbers: list[int], deadline: float) -> list[Command]:
+    def _commands(self, batch: ServerCalls, numbers: list[int], deadline: float) -> list[Command]:
         commands = batch.commands(numbers)
         if self.confirmation is not None and batch.writes(numbers):
             seconds = min(CONFIRM_INTERVAL, max(deadline - time.monotonic(), 0.0))
@@ -150,7 +150,7 @@ class RedisPool:
         return commands
 
     def _take(
-        self, batch: CallBatch, node: Node, numbers: list[int], replies: list[Any]
+        self, batch: ServerCalls, node: Node, numbers: list[int], replies: list[Any]
     ) -> Exception | None:
         if self.confirmation is not None and batch.writes(numbers):
             unconfirmed = self.confirmation.check(replies.pop())
@@ -174,7 +174,7 @@ class RedisPool:
         if slots is None:
             slots = self._slots.setdefault(node, ConnectionSlots(self._address.connections))
         if not slots.acquire(ticket, deadline):
-            raise AnswerTimeoutError("all connections of this store were busy for too long")
+            raise NoAnswerError("all connections of this store were busy for too long")
         while True:
             if self.closed:
                 raise UsageError(f"{self._address.name} is closed: open the store again")

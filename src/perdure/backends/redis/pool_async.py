@@ -17,10 +17,10 @@ from perdure.backends.connection_slots import (
     sleep_async,
 )
 from perdure.backends.redis.address import Node, RedisAddress
-from perdure.backends.redis.calls import CallBatch, Confirmation
+from perdure.backends.redis.calls import Confirmation, ServerCalls
 from perdure.backends.redis.connection import AsyncNodeConnection, Command
-from perdure.backends.redis.errors import AnswerTimeoutError, RetryBudget
-from perdure.backends.redis.layout import Call, StoreLayout
+from perdure.backends.redis.errors import CallBudget, NoAnswerError
+from perdure.backends.redis.layout import ServerCall, StoreLayout
 from perdure.backends.redis.topology import Topology
 from perdure.errors import UsageError
 
@@ -53,7 +53,7 @@ class AsyncRedisPool:
 
     async def run(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[ServerCall],
         timeout: float | None = None,  # noqa: ASYNC109 - of one try, and of all retries together
         *,
         stream: str = "",
@@ -69,8 +69,8 @@ class AsyncRedisPool:
         elif self._loop is not loop:
             self._close_idle()  # They belong to a loop that has ended.
             self._reset(loop)
-        budget = RetryBudget(self._address, timeout, stream)
-        batch = CallBatch(self.layout, calls)
+        budget = CallBudget(self._address, timeout, stream)
+        batch = ServerCalls(self.layout, calls)
         while not batch.is_done:
             error = await self._attempt(batch, budget.deadline)
             if error is None:
@@ -83,7 +83,7 @@ class AsyncRedisPool:
 
     async def call(
         self,
-        call: Call,
+        call: ServerCall,
         timeout: float | None = None,  # noqa: ASYNC109 - as `run`
         *,
         stream: str = "",
@@ -98,7 +98,7 @@ class AsyncRedisPool:
 
     async def ask(self, node: Node, command: Command) -> Any:
         """Return the reply of a node to a command that names no key."""
-        budget = RetryBudget(self._address)
+        budget = CallBudget(self._address)
         while True:
             try:
                 return await self._ask(node, command, budget.deadline)
@@ -115,7 +115,7 @@ class AsyncRedisPool:
     def _owner(self, bucket: int) -> Node:
         return self._topology.owner(self.layout.slots[bucket])
 
-    async def _attempt(self, batch: CallBatch, deadline: float) -> Exception | None:
+    async def _attempt(self, batch: ServerCalls, deadline: float) -> Exception | None:
         """Send the open calls; return an error if not all of them were answered."""
         sent: list[tuple[AsyncNodeConnection, list[int]]] = []
         tickets: list[tuple[Node, object]] = []
@@ -155,7 +155,7 @@ class AsyncRedisPool:
                 self._free(node, ticket)
         return failure
 
-    def _commands(self, batch: CallBatch, numbers: list[int], deadline: float) -> list[Command]:
+    def _commands(self, batch: ServerCalls, numbers: list[int], deadline: float) -> list[Command]:
         commands = batch.commands(numbers)
         if self.confirmation is not None and batch.writes(numbers):
             seconds = min(CONFIRM_INTERVAL, max(deadline - time.monotonic(), 0.0))
@@ -163,7 +163,7 @@ class AsyncRedisPool:
         return commands
 
     def _take(
-        self, batch: CallBatch, node: Node, numbers: list[int], replies: list[Any]
+        self, batch: ServerCalls, node: Node, numbers: list[int], replies: list[Any]
     ) -> Exception | None:
         if self.confirmation is not None and batch.writes(numbers):
             unconfirmed = self.confirmation.check(replies.pop())
@@ -187,7 +187,7 @@ class AsyncRedisPool:
         if slots is None:
             slots = self._slots.setdefault(node, AsyncConnectionSlots(self._address.connections))
         if not await slots.acquire(ticket, deadline):
-            raise AnswerTimeoutError("all connections of this store were busy for too long")
+            raise NoAnswerError("all connections of this store were busy for too long")
         while True:
             if self.closed:
                 raise UsageError(f"{self._address.name} is closed: open the store again")

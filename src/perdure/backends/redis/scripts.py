@@ -336,7 +336,7 @@ return found
 """
 
 # Arguments: the layout, the number of buckets. Returns both as stored. It uses each command that
-# writes, so that a user who lacks one of them is told before the first append, not in the middle.
+# writes, so that a user who lacks one of them gets an error before the first append, not in it.
 _PREPARE = r"""
 redis.call('HSETNX', base .. 's', 'layout', ARGV[1])
 redis.call('HSETNX', base .. 's', 'buckets', ARGV[2])

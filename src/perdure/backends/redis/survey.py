@@ -13,7 +13,7 @@ from redis.exceptions import RedisError, ResponseError
 from perdure.backends.redis.address import Node, RedisAddress
 from perdure.backends.redis.calls import Confirmation
 from perdure.backends.redis.connection import Command, NodeConnection
-from perdure.backends.redis.errors import RetryBudget, raise_translated, translate_error
+from perdure.backends.redis.errors import CallBudget, raise_translated, translate_error
 from perdure.backends.redis.layout import CLUSTER_BUCKETS, LAYOUT, StoreLayout
 from perdure.backends.redis.topology import Topology
 from perdure.errors import UnsupportedError, UsageError, VersionError
@@ -23,7 +23,7 @@ OLDEST = (7, 0)  # of Redis; Valkey began later. Older ones have no EVALSHA_RO, 
 SETTINGS = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory-policy")
 
 
-class ServerInfo(NamedTuple):
+class NodeInfo(NamedTuple):
     """What one node says about itself. A setting that this user may not read is missing."""
 
     node: Node
@@ -41,14 +41,14 @@ class OpenedStore(NamedTuple):
     """What opening found out."""
 
     topology: Topology
-    servers: list[ServerInfo]
+    servers: list[NodeInfo]
     layout: StoreLayout
     exists: bool
 
 
 def open_store(address: RedisAddress) -> OpenedStore:
     """Connect to a store; wait for its server as long as the address says."""
-    budget = RetryBudget(address, address.wait)
+    budget = CallBudget(address, address.wait)
     while True:
         try:
             return _survey(address)
@@ -114,7 +114,7 @@ def connected(address: RedisAddress, node: Node) -> Iterator[NodeConnection]:
         connection.discard()
 
 
-def _server_info(address: RedisAddress, node: Node) -> ServerInfo:
+def _server_info(address: RedisAddress, node: Node) -> NodeInfo:
     commands: list[Command] = [
         ("INFO",),
         ("CONFIG", "GET", *SETTINGS),
@@ -133,7 +133,7 @@ def _server_info(address: RedisAddress, node: Node) -> ServerInfo:
             shown["appendonly"] = "no"
         settings = {key: value for key, value in shown.items() if value}
     valkey = info.get("valkey_version")
-    return ServerInfo(
+    return NodeInfo(
         node,
         "Valkey" if valkey or info.get("server_name") == "valkey" else "Redis",
         valkey or info.get("redis_version", ""),
@@ -150,7 +150,7 @@ def _parse_info(reply: bytes) -> dict[str, str]:
     return {key: value for key, _, value in (line.partition(":") for line in lines) if value}
 
 
-def require_version(server: ServerInfo, name: str) -> None:
+def require_version(server: NodeInfo, name: str) -> None:
     """Raise UnsupportedError if a server is too old."""
     numbers = [int(part) for part in server.version.split(".")[:2] if part.isdecimal()]
     if server.engine == "Redis" and numbers and tuple(numbers) < OLDEST:
@@ -174,7 +174,7 @@ def _stored_layout(address: RedisAddress, topology: Topology) -> tuple[StoreLayo
     return StoreLayout(address, int(buckets)), True
 
 
-def confirmation_of(address: RedisAddress, servers: Sequence[ServerInfo]) -> Confirmation | None:
+def confirmation_of(address: RedisAddress, servers: Sequence[NodeInfo]) -> Confirmation | None:
     """Return how writes are confirmed; None if the address asks for no replicas."""
     if not address.replicas:
         return None

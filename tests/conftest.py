@@ -7,8 +7,12 @@ import os
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.backends.redis.cluster import Cluster
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So it is in a run in the background of a shell, and in every process that a test starts.
@@ -76,6 +80,16 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = redis.Server(tmp_path_factory.mktemp("valkey"))
     yield server.url
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Cluster"]:
+    """A cluster of three primaries and three replicas for this test process."""
+    from tests.backends.redis.cluster import Cluster
+
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.stop()
 
 
 @pytest.fixture

@@ -17,25 +17,29 @@ _PENDING = object()
 
 
 class Confirmation(NamedTuple):
-    """How replicas confirm writes: how many, and by which command."""
+    """How replicas confirm writes: how many of them, and whether on their disks."""
 
     replicas: int
     on_disk: bool
-    """By `WAITAOF`, which also waits for the primary's own disk."""
 
-    def command(self, seconds: float) -> tuple[Any, ...]:
-        """Return the command that waits for them."""
+    def commands(self, seconds: float) -> list[tuple[Any, ...]]:
+        """Return the commands that wait for them.
+
+        `WAITAOF` alone takes a second: a replica that is asked at once answers before it syncs, and
+        again only with its next heartbeat. Asked after it has confirmed by `WAIT`, it has synced.
+        """
         milliseconds = max(int(seconds * 1000), 1)
-        if self.on_disk:
-            return ("WAITAOF", 1, self.replicas, milliseconds)
-        return ("WAIT", self.replicas, milliseconds)
+        wait = ("WAIT", self.replicas, milliseconds)
+        return [wait, ("WAITAOF", 1, self.replicas, milliseconds)] if self.on_disk else [wait]
 
-    def check(self, reply: Any) -> Exception | None:
-        """Return an error if too few replicas have confirmed."""
-        if isinstance(reply, ResponseError):
-            return reply
-        confirmed = reply[1] if self.on_disk else reply
-        if confirmed >= self.replicas and (not self.on_disk or reply[0] >= 1):
+    def check(self, replies: list[Any]) -> Exception | None:
+        """Remove the replies to these commands; return an error if too few have confirmed."""
+        own = [replies.pop() for _ in range(1 + self.on_disk)][::-1]
+        for reply in own:
+            if isinstance(reply, ResponseError):
+                return reply
+        confirmed = min(own[0], own[1][1]) if self.on_disk else own[0]
+        if confirmed >= self.replicas and (not self.on_disk or own[1][0] >= 1):
             return None
         what = f"{confirmed} of {self.replicas} replicas confirmed a write in time"
         return UnconfirmedError(f"{what}; the primary has it")

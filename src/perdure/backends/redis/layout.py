@@ -114,7 +114,7 @@ def append_arguments(append: Append) -> list[Any]:
     entries = append.entries
     last = entries[-1]
     labels = msgspec.msgpack.encode(sorted(append.labels))
-    head = b"%d:%s:%d:%s" % (last.last, digest_of(last.header).encode(), 0, labels)
+    head = b"%d:%s:%d:%s" % (last.last, digest_of(last.header).encode(), append.snapshot, labels)
     before = entries[0].position - 1 if append.previous else ""
     arguments: list[Any] = [append.stream, before, append.previous, head, labels, len(entries)]
     for entry in entries:
@@ -133,9 +133,10 @@ def decode_head(stream: bytes, packed: bytes | None, header: bytes | None = None
     try:
         if packed is None:
             raise DamagedError(name, 0, "it is listed and has no head")
-        position, digest, _, labels = packed.split(b":", 3)
+        position, digest, snapshot, labels = packed.split(b":", 3)
         decoded = frozenset(msgspec.msgpack.decode(labels, type=list[str]))
-        return Head(stream.decode(), int(position), digest.decode(), decoded, header or b"")
+        end = (int(position), digest.decode(), decoded, header or b"", int(snapshot))
+        return Head(stream.decode(), *end)
     except (ValueError, msgspec.MsgspecError) as error:
         raise DamagedError(name, 0, "its head cannot be read") from error
 

@@ -158,15 +158,16 @@ class AsyncRedisPool:
     def _commands(self, batch: ServerCalls, numbers: list[int], deadline: float) -> list[Command]:
         commands = batch.commands(numbers)
         if self.confirmation is not None and batch.writes(numbers):
-            seconds = min(CONFIRM_INTERVAL, max(deadline - time.monotonic(), 0.0))
-            commands.append(self.confirmation.command(seconds))
+            # Before the deadline: otherwise the server would seem not to answer.
+            seconds = min(CONFIRM_INTERVAL, 0.4 * max(deadline - time.monotonic(), 0.0))
+            commands += self.confirmation.commands(seconds)
         return commands
 
     def _take(
         self, batch: ServerCalls, node: Node, numbers: list[int], replies: list[Any]
     ) -> Exception | None:
         if self.confirmation is not None and batch.writes(numbers):
-            unconfirmed = self.confirmation.check(replies.pop())
+            unconfirmed = self.confirmation.check(replies)
             if unconfirmed is not None:
                 # A script that refused to run is the better reason; otherwise all are sent again.
                 errors = [reply for reply in replies if isinstance(reply, RedisError)]

@@ -89,6 +89,8 @@ def test_every_page_runs_when_it_is_pasted_on_its_own(
     environment = {**os.environ}
     if "DATABASE_URL" in page.read_text("utf-8"):
         environment["DATABASE_URL"] = request.getfixturevalue("postgres_store")
+    if "REDIS_URL" in page.read_text("utf-8"):
+        environment["REDIS_URL"] = request.getfixturevalue("redis_store")
     script = tmp_path / "page.py"
     script.write_text(as_script(page), "utf-8")
     work = tmp_path / "work"

@@ -49,6 +49,7 @@ FOLDERS = (
                 "test_group_commit.py",
                 "test_handle.py",
                 "test_lease.py",
+                "test_interrupts.py",
                 "test_loops.py",
                 "test_session.py",
                 "test_watch.py",

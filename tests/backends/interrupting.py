@@ -5,14 +5,19 @@ A profile function is called at these places, with the result not yet stored any
 at the end of a loop's body as well, right after a call in most loops.)
 """
 
+import asyncio
+import contextlib
+import selectors
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import perdure
 
 HERE = perdure.__file__.removesuffix("__init__.py")
+LOOP = (str(Path(asyncio.__file__).parent), selectors.__file__)
 
 
 class Interrupt(BaseException):
@@ -50,3 +55,36 @@ def interrupted(nth: int, work: Callable[[], object], of: Callable[[str], bool])
     finally:
         sys.setprofile(None)
     return left <= 0  # In a finalizer it is not raised.
+
+
+async def interrupted_in_loop(
+    nth: int, work: Callable[[], Coroutine[Any, Any, object]], seconds: float
+) -> bool:
+    """Do some work in a task of the running loop, interrupted at the nth place; else as above.
+
+    Places count in perdure and what it calls, in every task and callback. The loop's own code is
+    spared: it loses callbacks when it is interrupted. TimeoutError if the work takes too long.
+    """
+    left = nth
+
+    def profile(frame: FrameType | None, event: str, _: Any) -> None:
+        nonlocal left
+        assert frame is not None
+        if event not in ("call", "c_return") or frame.f_code.co_filename.startswith(LOOP):
+            return
+        while frame is not None and not frame.f_code.co_filename.startswith(HERE):
+            frame = frame.f_back
+        left -= frame is not None
+        if not left:
+            left = -1
+            raise Interrupt
+
+    task = asyncio.create_task(work())
+    sys.setprofile(profile)
+    try:
+        async with asyncio.timeout(seconds):
+            with contextlib.suppress(Interrupt):
+                await task
+    finally:
+        sys.setprofile(None)
+    return left < 0

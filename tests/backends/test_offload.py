@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from perdure.backends import offload
 from perdure.backends.memory import MemoryBackend
-from perdure.backends.offload import PAGE_ITEMS, ThreadedBackend
+from perdure.backends.offload import PAGE_ITEMS, RESEND_FIRST, ThreadedBackend, _Call
 from perdure.backends.protocol import Append, AsyncBackend, Entry, Outcome
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.errors import DamagedError
@@ -365,3 +366,46 @@ def test_a_close_that_was_interrupted_can_be_repeated(monkeypatch: pytest.Monkey
 
     asyncio.run(main())
     assert workers() <= before
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of POSIX")
+def test_a_result_arrives_though_a_signal_interrupts_the_wait_to_send_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A handler raised as the loop called `_finish`; a second signal reaches the worker thread."""
+    before, interval = workers(), sys.getswitchinterval()
+    finish, interrupted = _Call._finish, list[float]()
+    is_interrupted = asyncio.Event()
+
+    def interrupt(call: _Call) -> None:
+        if interrupted:
+            return finish(call)
+        interrupted.append(time.monotonic())
+        is_interrupted.set()
+        raise TimeoutError
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        backend = ThreadedBackend(MemoryBackend())
+        await backend.append([append_of("s", 1, 1)])
+        monkeypatch.setattr(_Call, "_finish", interrupt)
+        append = asyncio.create_task(backend.append([append_of("s", 2, 2)]))
+        await is_interrupted.wait()
+        (worker,) = workers() - before
+        time.sleep(interrupted[0] + 0.9 * RESEND_FIRST - time.monotonic())  # noqa: ASYNC251
+        # The worker wakes up before the end of its wait, and continues after it.
+        sys.setswitchinterval(10)
+        signal.pthread_kill(worker.ident or 0, signal.SIGUSR1)
+        while time.monotonic() < interrupted[0] + 1.5 * RESEND_FIRST:
+            pass
+        sys.setswitchinterval(interval)
+        async with asyncio.timeout(10):
+            assert (await append)[0].status == "stored"
+            await backend.close()
+
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        asyncio.run(main())
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+        sys.setswitchinterval(interval)

@@ -14,6 +14,9 @@ What holds instead, in CPython:
 - A handler may run before the first line of a function. What it raises in a callback of an event
   loop ends only that callback, so another one has to notice; and what it raises as a coroutine is
   resumed closes the coroutines that this one awaits, which get GeneratorExit and may not await.
+- A signal may also reach a thread that runs no handlers, and ends its blocking call early. A lock
+  then waits for the rest of its timeout. `queue.SimpleQueue.get` does not, before Python 3.13: if
+  its time is over by then, it waits forever. It may only be called without a timeout.
 
 To edit: state changes by one assignment, or by one call of C. Every wait has a timeout.
 """
@@ -42,8 +45,10 @@ class WakeSignal:
 
     def wake(self) -> None:
         """End the sleep of the waiter, or its next one."""
-        with contextlib.suppress(RuntimeError):  # It has been woken already.
+        try:  # noqa: SIM105 - part of every call of an async store; `suppress` costs more than this
             self._asleep.release()
+        except RuntimeError:
+            pass  # It has been woken already.
 
     def sleep(self, seconds: float) -> bool:
         """Sleep until `wake` is called, but not longer; return whether it was called."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.backends import fork_safety
 from perdure.backends.fields import FieldOrder
-from perdure.backends.interrupt_safety import AsyncWakeSignal, start_thread
+from perdure.backends.interrupt_safety import AsyncWakeSignal, WakeSignal, start_thread
 from perdure.backends.protocol import (
     Append,
     Backend,
@@ -188,7 +188,7 @@ class ThreadedBackend:
         finally:
             # On the worker, behind a page that may be in progress; its result is not awaited.
             if not self._closed:
-                self._running().jobs.put(pages.close)
+                self._running().add(pages.close)
 
 
 _start_lock = fork_safety.fork_safe_lock()
@@ -200,6 +200,7 @@ class _Worker:
     def __init__(self, owner: ThreadedBackend) -> None:
         self.pid = os.getpid()
         self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._signal = WakeSignal()
         # The end of the queue, also put there when the backend is collected: by a call of C alone,
         # as a signal handler could interrupt a function of ours.
         self.end = weakref.ref(owner, self.jobs.put)
@@ -215,7 +216,20 @@ class _Worker:
             raise
 
     def stop(self) -> None:
-        self.jobs.put(self.end)
+        self.add(self.end)
+
+    def add(self, job: Callable[[], object]) -> None:
+        """Queue a job. If this is interrupted, the thread may notice it a little later."""
+        self.jobs.put(job)
+        self._signal.wake()
+
+    def next_job(self, timeout: float) -> Any:
+        """Return the next job; raise `queue.Empty` after `timeout` seconds."""
+        # Not by `jobs.get`: a signal can make it wait forever, in spite of a timeout
+        # (`interrupt_safety`). Then a result that was lost would not be sent again.
+        while self.jobs.empty() and self._signal.sleep(timeout):
+            pass  # Woken for a job that was taken without a sleep, at most once.
+        return self.jobs.get_nowait()
 
 
 def _run_jobs(worker: _Worker) -> None:
@@ -224,7 +238,7 @@ def _run_jobs(worker: _Worker) -> None:
     pause = RESEND_FIRST
     while True:
         try:
-            job = worker.jobs.get(True, pause) if calls else worker.jobs.get()
+            job = worker.next_job(pause) if calls else worker.jobs.get()
         except queue.Empty:
             calls = [call for call in calls if not call.has_arrived(resend=True)]
             pause = min(pause * 2, RESEND_MAX)
@@ -276,7 +290,7 @@ def _post(worker: _Worker, work: Callable[[], T]) -> "Future[T]":
     import asyncio  # imported here to keep `import perdure` fast
 
     future: Future[T] = asyncio.get_running_loop().create_future()
-    worker.jobs.put(_Call(work, future))
+    worker.add(_Call(work, future))
     return future
 
 

@@ -6,7 +6,7 @@ state, and notices of snapshots that were skipped. Nothing is published here.
 
 from collections.abc import Sequence
 
-from perdure.backends.protocol import Entry, Head
+from perdure.backends.protocol import HALF_COPIED, UNFINISHED, Entry, Head
 from perdure.core.plans import PendingEvent
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import SessionState
@@ -52,6 +52,16 @@ def _require_head(name: str, head: Head | None, tail: Sequence[VerifiedRecord]) 
             raise ChainError(name, head.position, "it is not the entry that the head points to")
 
 
+def require_labels(head: Head, state: SessionState) -> None:
+    """Raise DamagedError unless a head has the labels of the state, or those of a copy under way.
+
+    The labels are in no chain; with others, listings would not find the session, or under another.
+    """
+    if head.labels not in (state.head_labels, {HALF_COPIED}, UNFINISHED):
+        reason = "the labels of its head do not match its records"
+        raise DamagedError(head.stream, 0, reason)
+
+
 def _has_tail(head: Head | None, entries: Sequence[Entry]) -> bool:
     """Return whether a stream exists, given the answer to `requests.tail`.
 
@@ -88,7 +98,10 @@ class StateLoader:
             return None, [], SessionState()
         tail, base = yield from self.read_tail(None, entries)
         _require_head(self._name, head, tail)
-        return head, tail, self.rebuild(tail, base)
+        state = self.rebuild(tail, base)
+        if head is not None and head.position == tail[0].position:  # Else it is older.
+            require_labels(head, state)
+        return head, tail, state
 
     def read_tail(
         self, past: History | None, entries: Sequence[Entry] = ()

@@ -8,10 +8,11 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, get_type_hints
 
-from perdure.backends.protocol import HALF_COPIED, UNFINISHED
+from perdure.backends.protocol import HALF_COPIED
 from perdure.core import dropped_ids, index
 from perdure.core.replica import Replica
 from perdure.core.state.session_state import STATE_VERSION, SessionState
+from perdure.core.state_loader import require_labels
 from perdure.errors import ChainError, DamagedError, PerdureError
 from perdure.journal import chain, reader, requests
 from perdure.journal.chain import VerifiedRecord
@@ -263,8 +264,7 @@ def _require_head(replica: Replica, past: History, state: SessionState, newest: 
         return False
     if head.digest != past.tip.digest:
         raise DamagedError(replica.name, position, "its head is not that of its newest record")
-    if head.labels not in (state.head_labels, {HALF_COPIED}, UNFINISHED):
-        raise DamagedError(replica.name, 0, "the labels of its head do not match its records")
+    require_labels(head, state)
     # Without one, opening reads more and computes the same.
     if head.snapshot not in (state.snapshot, newest, 0) and HALF_COPIED not in head.labels:
         raise DamagedError(replica.name, head.snapshot, "its head names an older snapshot")

@@ -187,7 +187,8 @@ def listing_rows(
 
 def _with_header(db: apsw.Connection, row: tuple[Any, ...], column: int) -> tuple[Any, ...]:
     """Return a row of a listing with its header, which stays null if it cannot be read."""
-    key, position = row[column - 5], row[column - 3]  # In every listing: key, name, position.
+    # In every listing: key, name, position, digest, labels, snapshot, header.
+    key, _, position = row[column - 6 : column - 3]
     try:
         header = db.execute(HEADER_AT, (key, position)).get
     except apsw.CorruptError:

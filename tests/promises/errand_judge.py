@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import perdure
 from perdure.core.effects.calls import DidNotHappen, Happened
+from perdure.core.state.effects import key_of
 from perdure.formats.tool_calls import INTERRUPTED_NOTICE
 from perdure.journal.records import EffectIntent, EffectOutcome
 from perdure.testing import violations
@@ -99,21 +100,21 @@ class Judge:
         return next((failure for check in checks for failure in check()), "")
 
     def _audited(self) -> Iterator[str]:
-        """Nothing happened without an intent, nor twice for one."""
+        """Nothing happened without an intent, nor twice for one. A read-only call may."""
         attempts = {
-            id: (errand_of(intent), intent.key)
+            id: (errand_of(intent), key_of(id, intent))
             for deed in self._deeds.values()
             for _, id, intent in deed.attempts
         }
         for line in self._lines:
-            if line.effect not in attempts:
+            if line.effect not in attempts and not self._scenario.is_read_only(line.tool):
                 yield f"{line.errand} happened without an intent"
-            elif attempts[line.effect] != (line.errand, line.key):
+            elif attempts.get(line.effect, line[:2]) != (line.errand, line.key):
                 yield f"{line} is not what was intended: {attempts[line.effect]}"
         for effect, count in Counter(line.effect for line in self._lines).items():
             if count > 1:
                 yield f"{effect} happened {count} times for one intent"
-        keys = Counter({deed.attempts[0][2].key for deed in self._deeds.values()})
+        keys = Counter({key_of(*deed.attempts[0][1:]) for deed in self._deeds.values()})
         if len(keys) < len(self._deeds):
             yield "two calls have the same key"
 
@@ -138,7 +139,7 @@ class Judge:
                 yield f"{what} has {len(deed.outcomes)} outcomes: {deed.outcomes}"
             elif any(position > deed.outcomes[0][0] for position, _, _ in deed.attempts):
                 yield f"{what} was tried again after its outcome"
-            if len({intent.key for _, _, intent in deed.attempts}) > 1:
+            if len({key_of(id, intent) for _, id, intent in deed.attempts}) > 1:
                 yield f"{what} was tried with different keys"
             happened = self._counts[deed.identity]
             for wrong in self._call(deed, happened, left=deed.identity in left):

@@ -42,6 +42,10 @@ class Scenario(NamedTuple):
         """The policy of the tool that calls other tools."""
         return "idempotent" if self.policy == "mixed" else self.policy
 
+    def is_read_only(self, tool: str) -> bool:
+        """Whether a tool changes nothing: its calls are recorded after they ran."""
+        return tool == _NAMES["read_only"] or (tool == "nest" and self.outer == "read_only")
+
     def name(self, number: int) -> str:
         return self.names[number % len(self.names)]
 

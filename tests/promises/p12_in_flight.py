@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import perdure
+from perdure.core.state.effects import key_of
 from perdure.errors import InFlightError
 from tests.promises import children, errand_runs, errands, places, straced
 from tests.promises.calls import Call
@@ -90,7 +91,7 @@ def taken_over(kind: Kind, directory: Path, scenario: Scenario, point: Death) ->
         found = deeds(session)
         session.verify()
         return _both(found, Counter(line.effect for line in errand_runs.happened(directory))) or (
-            _late(found, {line.effect for line in between}, directory)
+            _late(found, {line.effect for line in between}, directory, scenario)
         )
 
 
@@ -102,7 +103,7 @@ def _both(found: dict[str, Deed], happened: Counter[str]) -> str:
         what = f"{deed.errand} ({deed.policy}): {states}, happened {times} times"
         if deed.policy == "unsafe" and (times > 1 or len(deed.attempts) > 1):
             return f"repeated: {what}"
-        if len({intent.key for _, _, intent in deed.attempts}) > 1:
+        if len({key_of(id, intent) for _, id, intent in deed.attempts}) > 1:
             return f"other keys: {what}"
         if len(states) != 1 and states != ["unknown", "reconciled"]:
             return f"not one outcome: {what}"
@@ -111,7 +112,7 @@ def _both(found: dict[str, Deed], happened: Counter[str]) -> str:
     return ""
 
 
-def _late(found: dict[str, Deed], before: set[str], directory: Path) -> str:
+def _late(found: dict[str, Deed], before: set[str], directory: Path, scenario: Scenario) -> str:
     """Who woke up may end the calls that it had begun, and begin no other; none is forgotten."""
     missing = {*errands.ERRANDS} - {deed.errand for deed in found.values()}
     if missing:
@@ -119,9 +120,12 @@ def _late(found: dict[str, Deed], before: set[str], directory: Path) -> str:
     late = [line for line in errand_runs.happened(directory) if line.effect not in before]
     intents = {id: intent for deed in found.values() for _, id, intent in deed.attempts}
     for line in late:
-        if line.effect not in intents:
+        intent = intents.get(line.effect)
+        if intent is None and scenario.is_read_only(line.tool):
+            continue
+        if intent is None:
             return f"{line} happened without an intent"
-        if intents[line.effect].owner not in ("turn-1", "turn-2"):
+        if (intent.owner or intent.turn) not in ("turn-1", "turn-2"):
             return f"{line} was begun by somebody else"
     return ""
 

@@ -21,11 +21,12 @@ _WHOLE = "whole"
 
 
 class Line(NamedTuple):
-    """A real effect: which errand was run, under which key, in which attempt."""
+    """A real effect: which errand was run, under which key, in which attempt, by which tool."""
 
     errand: str
     key: str
     effect: str
+    tool: str
 
 
 class World:
@@ -43,7 +44,7 @@ class World:
         """Take effect, once, for the effect that is current."""
         effect = perdure.current_effect()
         # The end of a line that somebody did not finish must not spoil the next one.
-        line = f"\n{errand} {effect.key} {effect.id} {_WHOLE}".encode()
+        line = f"\n{errand} {effect.key} {effect.id} {effect.tool} {_WHOLE}".encode()
         self.watcher(Call("effect", "begun", lambda _: None))
         self.watcher(Call("effect", "line", lambda data: os.write(self._fd, data), data=line))
         self.watcher(Call("effect", "sync", lambda _: os.fsync(self._fd)))
@@ -59,7 +60,7 @@ def read(path: Path) -> list[Line]:
     if not path.exists():
         return []
     words = (line.split(" ") for line in path.read_text().splitlines())
-    return [Line(*found[:3]) for found in words if len(found) == 4 and found[3] == _WHOLE]
+    return [Line(*found[:4]) for found in words if len(found) == 5 and found[4] == _WHOLE]
 
 
 class Boundary(BackendWrapper):

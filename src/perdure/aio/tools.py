@@ -1,8 +1,8 @@
 """AsyncTool: a function whose calls are recorded before and after they run.
 
-If the intent cannot be made durable, the function does not run. A recorded result is returned and
-the function never runs again for it. A call that may have happened is reported, and the tool's
-policy decides whether it runs again.
+If the intent cannot be made durable, the function does not run; a read-only one is recorded once,
+after it ran. A recorded result is returned and the function never runs again for it. A call that
+may have happened is reported, and the tool's policy decides whether it runs again.
 """
 
 import time
@@ -319,7 +319,13 @@ class AsyncDurableCall(NamedTuple):
         tell = self.reply is not None and not may_run_again(outcome, self.call.policy)
         message = self.reply.build(text, failed=failed) if self.reply and tell else None
         plan = plans.plan_outcome(
-            replica, identity, decision.effect, outcome, message=message, turn=turn
+            replica,
+            identity,
+            decision.effect,
+            outcome,
+            message=message,
+            turn=turn,
+            intent=decision.intent,
         )
         # Cancelling the caller does not undo what the tool did: its outcome is recorded.
         try:

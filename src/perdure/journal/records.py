@@ -239,7 +239,7 @@ class Tools(Content, frozen=True, kw_only=True):
 
 
 class EffectIntent(Content, frozen=True, kw_only=True):
-    """A tool or a model is about to be called; the effect's id is the id of this record.
+    """A tool or a model is called; the effect's id is the id of this record.
 
     `identity` says which call of the agent this is, so that a later process recognizes it. `owner`
     is the record by which the writer owned the turn: only a writer that took the turn over may
@@ -273,6 +273,8 @@ class EffectIntent(Content, frozen=True, kw_only=True):
     approval: str = ""
     """The id of the approval that this intent consumed."""
     call_type: Literal["tool", "model"] = "tool"
+    begun_after: int = 0
+    """The last position before the call, if it was recorded after it, as `read_only` ones are."""
 
 
 class EffectOutcome(Content, frozen=True, kw_only=True):

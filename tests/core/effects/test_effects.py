@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -147,14 +147,11 @@ def test_an_unsafe_call_that_may_have_happened_is_not_made_again(
     session.verify()
 
 
-@pytest.mark.parametrize("effect", ["idempotent", "read_only"])
-def test_a_harmless_call_is_made_again_with_the_same_key(
-    path: Path, ledger: Ledger, effect: Any
-) -> None:
-    kill_in_call(path, ledger, effect, name="charge")
+def test_an_idempotent_call_is_made_again_with_the_same_key(path: Path, ledger: Ledger) -> None:
+    kill_in_call(path, ledger, "idempotent", name="charge")
     session = perdure.open(path).session("s")
     with session.turn("Pay.", id="turn-1"):
-        assert session.tool(ledger.charge, effect=effect)(5) == {"charged": 5}
+        assert session.tool(ledger.charge, effect="idempotent")(5) == {"charged": 5}
     assert len(ledger.calls) == 2
     assert len({key for key, _ in ledger.calls}) == 1
     assert [one.state for one in session.effects.list()] == ["repeated", "succeeded"]
@@ -732,3 +729,87 @@ def test_an_intent_leaves_out_what_is_known_from_its_id_its_turn_and_its_argumen
         assert (effect.key, effect.owner, effect.policy) == (record.id[1:], turn.id, "unsafe")
         assert effect.digest == digest_of(b'{"amount":5}')
         assert keys == [session.effects.list()[0].key] == [record.id[1:]]
+
+
+def test_a_read_only_call_is_recorded_once_after_it_ran(path: Path) -> None:
+    session = perdure.open(path).session("looks")
+    kinds: list[list[str]] = []
+
+    def look(at: str) -> str:
+        kinds.append([record.kind for record in session.records()])
+        return at.upper()
+
+    with session.turn("Look!"):
+        assert session.tool(look, effect="read_only")("here") == "HERE"
+        appends = [record.position for record in session.records()]
+    assert kinds == [["turn.begun", "message"]]
+    tail = [*session.records()][len(kinds[0]) :]
+    assert [record.kind for record in tail[:2]] == ["effect.intent", "effect.outcome"]
+    intent = tail[0].content
+    assert isinstance(intent, EffectIntent)
+    assert intent.begun_after == appends[1]
+    (effect,) = session.effects.list()
+    assert (effect.state, effect.result, effect.arguments) == ("succeeded", "HERE", {"at": "here"})
+
+
+def test_a_read_only_call_is_listed_with_the_time_when_it_began(path: Path) -> None:
+    session = perdure.open(path).session("looks")
+    with session.turn("Look!"):
+        before = datetime.now(UTC)
+        session.tool(lambda: time.sleep(0.2), name="look", effect="read_only")()
+    (effect,) = session.effects.list()
+    assert abs((effect.time - before).total_seconds()) < 0.15
+    assert [*session.effects.list(since=before + timedelta(seconds=0.15))] == []
+
+
+def test_a_read_only_call_whose_process_died_left_nothing_and_runs_again(
+    path: Path,
+) -> None:
+    session, ledger = perdure.open(path).session("looks"), Ledger()
+    with pytest.raises(Killed), session.turn("Look!", id="t"):
+        session.tool(dying(session, ledger), name="look", effect="read_only")(1)
+    again = perdure.open(path).session("looks")
+    assert [record.kind for record in again.records()] == ["turn.begun", "message"]
+    with again.turn("Look!", id="t"):
+        result = again.tool(ledger.charge, name="look", effect="read_only")(1)
+        # Once recorded, it is not made again.
+    assert result == {"charged": 1}
+    assert len(ledger.calls) == 2
+    assert [effect.state for effect in again.effects.list()] == ["succeeded"]
+
+
+def test_a_read_only_call_that_fails_is_recorded_with_its_error(path: Path) -> None:
+    session = perdure.open(path).session("looks")
+    with session.turn("Look!"):
+        with pytest.raises(ZeroDivisionError):
+            session.tool(lambda: 1 // 0, name="look", effect="read_only")()
+        (effect,) = session.effects.list()
+    assert (effect.state, effect.error) == ("failed", "ZeroDivisionError")
+
+
+def test_a_read_only_call_in_a_turn_that_another_handle_continued_is_not_recorded(
+    path: Path,
+) -> None:
+    session = perdure.open(path).session("looks")
+
+    def look() -> int:
+        other = perdure.open(path).session("looks")
+        with other.turn("Look!", id="t"):
+            pass
+        return 1
+
+    with pytest.raises(ConflictError), session.turn("Look!", id="t"):
+        session.tool(look, effect="read_only")()
+    assert session.effects.list() == []
+
+
+def test_a_read_only_call_with_a_key_is_recorded_before_it_runs(path: Path) -> None:
+    session = perdure.open(path).session("looks")
+    with session.turn("Look!"):
+
+        def look() -> int:
+            with pytest.raises(InFlightError):
+                session.tool(look, effect="read_only").keyed("k")()
+            return 1
+
+        assert session.tool(look, effect="read_only").keyed("k")() == 1

@@ -21,6 +21,7 @@ from perdure.errors import (
     UnknownOutcomeError,
     UsageError,
 )
+from perdure.journal.records import EffectIntent
 from tests.formats.streams import one_choice
 
 Agent = Callable[[perdure.Session], Any]
@@ -876,3 +877,41 @@ def test_summaries_pins_tools_labels_and_ids_are_compared(session: perdure.Sessi
     found = perdure.replay(session, agent("In short:")).divergence
     assert found is not None
     assert found.path == "$.text"
+
+
+def test_read_only_calls_that_overlapped_are_replayed_in_the_order_of_the_agent(
+    tmp_path: Path,
+) -> None:
+    """They are recorded when they end, so that the record has another order than the agent."""
+
+    async def agent(session: perdure.AsyncSession) -> None:
+        async def look(seconds: float) -> float:
+            await asyncio.sleep(seconds)
+            return seconds
+
+        tool = session.tool(look, effect="read_only")
+
+        async def nested(seconds: float) -> float:
+            return await tool(seconds)
+
+        outer = session.tool(nested, effect="read_only")
+        async with session.turn("Look.") as turn:
+            slow = asyncio.create_task(tool(0.3))
+            await asyncio.sleep(0)
+            await turn.append(said("I am looking."))
+            await tool(0.01)
+            await outer(0.02)
+            await slow
+            await turn.append(said("Done."))
+
+    async def run() -> list[Any]:
+        async with perdure.open_async(tmp_path / "agents.db") as store:
+            session = await store.session("s")
+            await agent(session)
+            contents = [record.content async for record in session.records()]
+            intents = [content for content in contents if isinstance(content, EffectIntent)]
+            tools = [intent.arguments["seconds"] for intent in intents]
+            (await perdure.replay(session, agent)).check()
+            return tools
+
+    assert asyncio.run(run()) == [0.01, 0.02, 0.02, 0.3]

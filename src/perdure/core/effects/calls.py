@@ -17,12 +17,18 @@ from perdure.core import turn_context
 from perdure.core.plans import TurnOwnership
 from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
-from perdure.core.state.effects import KEYED_PREFIX, MODEL_PREFIX, EffectsState, EffectState
+from perdure.core.state.effects import (
+    KEYED_IN_TURN_PREFIX,
+    KEYED_PREFIX,
+    MODEL_PREFIX,
+    EffectsState,
+    EffectState,
+)
 from perdure.core.validation import require_str, require_text, require_timeout
 from perdure.errors import PerdureError, UnavailableError, UsageError
 from perdure.formats.intake import IncomingMessage, to_plain
 from perdure.journal import codec
-from perdure.journal.records import EffectOutcome
+from perdure.journal.records import EffectIntent, EffectOutcome
 
 Decision = Literal["approved", "denied"]
 
@@ -118,6 +124,8 @@ class CallDecision(NamedTuple):
     approval: str = ""
     wait_after: int = 0
     """The position up to which there is no decision, for `wait`."""
+    intent: EffectIntent | None = None
+    """The intent, if it is to be recorded together with the outcome."""
 
 
 def encode_arguments(replica: Replica, arguments: Any) -> tuple[Any, str]:
@@ -516,7 +524,7 @@ def issued_call_id(position: int, index: int) -> str:
 def keyed_call_id(tool: str, key: str, turn: str = "") -> str:
     """Return the identity of a call with a caller's own key, unique in a turn or in the session."""
     if turn:  # Dropped from the state when the turn ends, so that many keys cost nothing.
-        return "within:" + _short_digest(f"{turn}\t{tool}\t{key}")
+        return KEYED_IN_TURN_PREFIX + _short_digest(f"{turn}\t{tool}\t{key}")
     return f"{KEYED_PREFIX}{tool}\t{key}"
 
 

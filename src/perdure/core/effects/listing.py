@@ -5,7 +5,7 @@ results, and a plan for a reconciliation.
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from perdure.core import history
@@ -271,6 +271,8 @@ class _EffectLister:
         self.effects: dict[str, EffectInfo] = {}
         self._replica = replica
         self._id_at: dict[int, str] = {}
+        self._recorded_once: set[str] = set()
+        """The calls whose intent was recorded together with their outcome."""
         self._requests: dict[str, EffectInfo] = {}
         self._messages: list[VerifiedRecord] = []
         """The messages right before the next record: an outcome may refer to the last of them."""
@@ -289,6 +291,8 @@ class _EffectLister:
             id = linked.id
             effects[id] = _from_call(replica, linked, content)
             self._id_at[linked.position] = id
+            if content.begun_after:
+                self._recorded_once.add(id)
             previous = effects.get(self._id_at.get(content.retry_of, ""))
             if previous is not None and previous.version != content.version:
                 effects[id] = effects[id]._replace(before=previous.version)
@@ -299,7 +303,10 @@ class _EffectLister:
         elif isinstance(content, EffectOutcome):
             begun = effects.get(content.effect) or self._requests.get(content.effect)
             if begun is not None:
-                effects[content.effect] = _with_outcome(replica, begun, content, self._messages)
+                ended = _with_outcome(replica, begun, content, self._messages)
+                if begun.id in self._recorded_once:  # Its record has the time when it ended.
+                    ended = ended._replace(time=begun.time - timedelta(seconds=ended.duration))
+                effects[content.effect] = ended
 
 
 def _from_call(

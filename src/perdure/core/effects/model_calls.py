@@ -78,7 +78,8 @@ class PendingModelCall:
         """Add the intent to a batch, unless it is already stored."""
         prior = batch.state.effects.by_identity.get(self.call.identity)
         if prior is None or prior.effect != self.effect:
-            intent = plans.intent_record(self.call, turn, "", retry_of=prior.intent if prior else 0)
+            key, retry_of = (prior.key, prior.intent) if prior else ("", 0)
+            intent = plans.intent_record(self.call, turn, key, retry_of=retry_of)
             batch.add_content(self.effect, intent)
 
     def add_outcome(self, batch: RecordBatch, turn: TurnOwnership, outcome: CallOutcome) -> None:

@@ -9,6 +9,8 @@ executed several times, so it must not keep anything from an earlier execution.
 
 from typing import Any
 
+import msgspec
+
 from perdure.core.effects import results
 from perdure.core.effects.approvals import require_approval, require_same_call
 from perdure.core.effects.calls import (
@@ -25,6 +27,7 @@ from perdure.core.plans import Plan, RecordBatch, TurnOwnership, require_turn_ow
 from perdure.core.replica import Replica
 from perdure.core.state.effects import (
     INTENDED,
+    KEYED_IN_TURN_PREFIX,
     KEYED_PREFIX,
     MODEL_PREFIX,
     UNKNOWN,
@@ -87,10 +90,28 @@ def plan_intent(
         # Every attempt has the key of the first one: services use it to detect duplicates.
         key, retry_of = (prior.key, prior.intent) if prior is not None else ("", 0)
         content = intent_record(call, owner, key, retry_of=retry_of, approval=decision.approval)
+        decision = decision._replace(action="run", effect=attempt, key=key or attempt[1:])
+        if prior is None and not decision.approval and _is_recorded_once(call):
+            intent = msgspec.structs.replace(content, begun_after=batch.position)
+            return decision._replace(intent=intent)
         batch.add_content(attempt, content)
-        return decision._replace(action="run", effect=attempt, key=key or attempt[1:])
+        return decision
 
     return Plan("effect.intend", call.identity, make), attempt
+
+
+def _is_recorded_once(call: CallRequest) -> bool:
+    """Whether a call is recorded once, after it was made: intent and outcome in one append.
+
+    It saves the append before the call, which nobody needs: a call that changes nothing may run
+    again. A call with a caller's own key has an intent, by which a second one sees that it is under
+    way; a model call has one, because it costs money.
+    """
+    return (
+        call.policy == "read_only"
+        and call.kind == "tool"
+        and not call.identity.startswith((KEYED_PREFIX, KEYED_IN_TURN_PREFIX))
+    )
 
 
 def intent_record(
@@ -221,7 +242,7 @@ def _read_outcome(batch: RecordBatch, position: int) -> Steps[EffectOutcome]:
     return results.require_result(batch.name, position - 1, settled, message)
 
 
-def plan_outcome(
+def plan_outcome(  # noqa: PLR0913 - what is known of a call and its outcome
     replica: Replica,
     identity: str,
     effect: str,
@@ -230,11 +251,12 @@ def plan_outcome(
     message: IncomingMessage | None = None,
     turn: str = "",
     origin: str = "",
+    intent: EffectIntent | None = None,
 ) -> Plan[int]:
     """Plan to record an outcome, in one append with the message that reports it to the model.
 
     The first outcome counts. An outcome that arrives after another process marked the effect as
-    unknown is recorded as its reconciliation.
+    unknown is recorded as its reconciliation. `intent` is that of a call which is recorded once.
     """
     drafts: list[PendingRecord] = []
     if message is not None:
@@ -244,6 +266,10 @@ def plan_outcome(
 
     def make(batch: RecordBatch) -> int:
         state = batch.state.effects.by_identity.get(identity)
+        if state is None and intent is not None:
+            require_turn_owner(batch, TurnOwnership(intent.turn, intent.owner or intent.turn))
+            batch.add_content(effect, intent)
+            state = batch.state.effects.by_identity.get(identity)
         if state is None:
             raise batch.conflict("another process has ended the turn of the effect, or settled it")
         if state.effect != effect:
@@ -258,7 +284,8 @@ def plan_outcome(
         position = add_outcome(replica, batch, identity, outcome)
         return batch.add_all(drafts) if drafts else position
 
-    return Plan("effect.settle", identity, make)
+    # With its intent, the outcome is written only by who may begin a call.
+    return Plan("effect.intend" if intent else "effect.settle", identity, make)
 
 
 def mark_unknown(

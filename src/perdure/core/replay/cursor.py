@@ -259,7 +259,7 @@ class ReplayCursor:
         if not any(is_identical(attempt, fields) for attempt in attempts):
             self._diverge(given, self._steps[recorded.attempts[-1][0]])
         parallel = lane is not None and self._lanes.get(recorded.intent.turn, lane) != lane
-        for step in self._steps[self._next_index : recorded.first] if ordered else ():
+        for step in self._steps[self._next_index : recorded.begun] if ordered else ():
             other = self._call_at.get(step.number)
             if other is not None and (parallel or other.group == recorded.group):
                 continue

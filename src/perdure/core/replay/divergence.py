@@ -26,7 +26,7 @@ _IGNORED_FIELDS = {
     "turn.completed": ("begun", "reopened"),
     "turn.failed": ("begun", "reopened"),
     "turn.abandoned": ("begun", "reopened"),
-    "effect.intent": ("identity", "key", "owner", "retry_of", "approval", "turn"),
+    "effect.intent": ("identity", "key", "owner", "retry_of", "approval", "turn", "begun_after"),
 }
 
 

@@ -4,6 +4,7 @@ A step is one record. A call is an effect with all its attempts and outcomes, an
 messages for the model. Calls that overlapped ran in parallel: their order carries no meaning.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -72,6 +73,8 @@ class RecordedCall:
         """Whether it was never made because its approval was denied: then it has no intent."""
         self.group = 0
         """The same number for calls that ran in parallel."""
+        self.begun = 0
+        """The step at which it began: `first`, or an earlier one if it was recorded afterwards."""
 
     @property
     def first(self) -> int:
@@ -140,7 +143,7 @@ def calls_by_identity(steps: Sequence[RecordedStep]) -> dict[str, RecordedCall]:
                 by_identity[content.identity] = _refused_call(requests[content.identity])
             if content.identity in by_identity:
                 _add_outcome(by_identity[content.identity], steps, step, content)
-    _group_parallel(by_identity.values())
+    _group_parallel(by_identity.values(), steps)
     return by_identity
 
 
@@ -182,11 +185,17 @@ def _add_outcome(
             call.messages.append(after.number)
 
 
-def _group_parallel(unordered: Iterable[RecordedCall]) -> None:
-    """Number the calls so that overlapping ones have the same group."""
+def _group_parallel(unordered: Iterable[RecordedCall], steps: Sequence[RecordedStep]) -> None:
+    """Note where calls began, and number them so that overlapping ones have the same group."""
     number, reached = 0, -1
-    for call in sorted(unordered, key=lambda call: call.first):
-        if call.first > reached:
+    calls = [*unordered]
+    for call in calls:
+        begun_after = call.attempts[0][1].begun_after
+        call.begun = call.first
+        if begun_after:
+            call.begun = bisect_right(steps, begun_after, key=lambda step: step.position)
+    for call in sorted(calls, key=lambda call: call.begun):
+        if call.begun > reached:
             number += 1
         reached = max(reached, call.last)
         call.group = number

@@ -28,12 +28,14 @@ UNKNOWN = "unknown"
 
 KEYED_PREFIX = "key:"  # prefix of the identity of a call with a caller's own key
 
+KEYED_IN_TURN_PREFIX = "within:"  # as KEYED_PREFIX, if the key is unique in its turn only
+
 MODEL_PREFIX = "model:"  # prefix of the identity of a model call
 
 
 def key_of(record_id: str, intent: EffectIntent) -> str:
     """Return the idempotency key of a call, given its intent and the id of that record."""
-    return intent.key or (record_id[1:] if intent.call_type == "tool" else "")
+    return intent.key or record_id[1:]
 
 
 class EffectState(NamedTuple):

@@ -9,14 +9,18 @@ import gc
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import perdure
+from perdure.aio.group_commit import AsyncBatcher, StallDetector
 from perdure.aio.session import AsyncSession
 from perdure.aio.store import AsyncStore
+from perdure.backends import interrupt_safety
+from perdure.backends.interrupt_safety import AsyncWakeSignal
 from perdure.errors import ConflictError, UnavailableError
-from tests.backends.interrupting import interrupted_in_loop
+from tests.backends.interrupting import Interrupt, interrupted_in_loop
 from tests.support import said
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -111,4 +115,74 @@ def test_opening_reading_and_closing_that_are_interrupted_anywhere_leave_nothing
             await session.append(said(f"interrupted {number}"))
             assert [one async for one in other.sessions()]
 
-    assert visit(address, 37 * STEPS[kind], use) > 5
+    assert visit(address, 61 * STEPS[kind], use) > 5
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, times: int = 1) -> None:
+    """Have a callback raise before its first line, as a signal handler can."""
+    method, left = getattr(owner, name), times
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise Interrupt
+        return method(*args)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.slow
+def test_a_check_for_stalls_that_is_interrupted_anywhere_is_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> int:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        store = perdure.open_async("memory:")
+        session = await store.session("a")
+        reached, number = True, 0
+
+        async def check() -> None:
+            store._committer.stalls._check()
+
+        while reached:
+            number += 1
+            await say(session, f"before {number}")
+            reached = await interrupted_in_loop(number, check, PATIENCE)
+            with monkeypatch.context() as patch:
+                interrupt(patch, AsyncBatcher, "on_done")
+                async with asyncio.timeout(PATIENCE):
+                    await say(session, f"after {number}")
+        await store.close()
+        return number
+
+    assert asyncio.run(main()) > 10
+
+
+def test_checks_for_stalls_that_are_interrupted_one_after_the_other_are_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        store = perdure.open_async("memory:")
+        session = await store.session("a")
+        interrupt(monkeypatch, AsyncBatcher, "on_done")
+        interrupt(monkeypatch, StallDetector, "_check", times=3)
+        async with asyncio.timeout(PATIENCE):
+            await say(session, "text")
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_ends_of_a_sleep_that_are_interrupted_one_after_the_other_are_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        async with asyncio.timeout(PATIENCE):
+            await AsyncWakeSignal().sleep(0.001)
+
+    monkeypatch.setattr(interrupt_safety, "RECHECK_INTERVAL", 0.01)
+    interrupt(monkeypatch, AsyncWakeSignal, "_end_sleep", times=3)
+    asyncio.run(main())

@@ -70,7 +70,13 @@ async def interrupted_in_loop(
     def profile(frame: FrameType | None, event: str, _: Any) -> None:
         nonlocal left
         assert frame is not None
-        if event not in ("call", "c_return") or frame.f_code.co_filename.startswith(LOOP):
+        if frame.f_code.co_filename.startswith(LOOP):
+            if event != "return" or not frame.f_back:
+                return
+            frame = frame.f_back  # It may be the end of a loop's body.
+            if not frame.f_code.co_filename.startswith(HERE):
+                return
+        elif event not in ("call", "c_return"):
             return
         while frame is not None and not frame.f_code.co_filename.startswith(HERE):
             frame = frame.f_back

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 STALL_CHECK_INTERVAL = 0.1  # seconds; an interrupted callback delays a write by this at most twice
 
+STALL_CHECKS = (1, 2, 4, 8, 16, 32)  # intervals; more than one, as a check can be interrupted too
+
 
 AsyncCommitResult = Outcome | RetryAlone[AsyncLock]
 
@@ -75,15 +77,20 @@ class StallDetector:
     def watch(self, batcher: "AsyncBatcher[Any, Any]", loop: asyncio.AbstractEventLoop) -> None:
         """Check a batcher until it is idle."""
         self._batchers.add(batcher)
-        if self._loop is not loop or not self._timers:
+        timers = self._timers
+        if self._loop is not loop or not timers or timers[-1].when() < loop.time():
             self._set_timers(loop)
             self._loop = loop
 
     def _set_timers(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Two, because one can be interrupted just as the loop calls it.
-        delays = (STALL_CHECK_INTERVAL, 10 * STALL_CHECK_INTERVAL)
-        previous, timers = self._timers, [loop.call_later(delay, self._check) for delay in delays]
-        self._timers = timers
+        timers = [
+            loop.call_later(count * STALL_CHECK_INTERVAL, self._check) for count in STALL_CHECKS
+        ]
+        self._replace_timers(timers)
+
+    def _replace_timers(self, timers: list[asyncio.TimerHandle]) -> None:
+        # In this order: with timers that were canceled, `watch` would set no others.
+        previous, self._timers = self._timers, timers
         for timer in previous:
             timer.cancel()
 
@@ -96,9 +103,7 @@ class StallDetector:
             if not batcher.recheck():
                 self._batchers.discard(batcher)
         if not self._batchers:
-            for timer in self._timers:
-                timer.cancel()
-            self._timers = []
+            self._replace_timers([])
 
 
 class AsyncBatcher(Generic[ItemT, ResultT]):

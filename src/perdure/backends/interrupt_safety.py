@@ -83,8 +83,8 @@ class AsyncWakeSignal:
             self._woken = self._loop.create_future()
         timers: list[asyncio.TimerHandle] = []
         try:
-            # Two, because one can be interrupted just as the loop calls it.
-            delays = (seconds, seconds + RECHECK_INTERVAL)
+            # Several, because each can be interrupted just as the loop calls it.
+            delays = [seconds + RECHECK_INTERVAL * count for count in (0, 1, 2, 4)]
             timers.extend(self._loop.call_later(delay, self._end_sleep) for delay in delays)
             await self._woken
         finally:

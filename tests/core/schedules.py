@@ -28,7 +28,7 @@ def settings() -> Settings:
     numbers = iter(range(1, 10**9))
     return Settings(
         clock=lambda: 0.0,
-        token=lambda: f"t{next(numbers)}",
+        tokens=lambda count: [f"t{next(numbers)}" for _ in range(count)],
         cipher=PlainCipher(),
         codec=Codec(None),
     )

@@ -4,6 +4,7 @@ import json
 import random
 import time
 from base64 import b64encode
+from collections.abc import Sequence
 from hashlib import sha256
 
 import pytest
@@ -271,9 +272,11 @@ def test_a_body_is_bound_to_the_same_place_when_it_is_sealed_and_when_it_is_open
     class Noting(PlainCipher):
         is_placed = True
 
-        def seal(self, payload: bytes, given_id: str, place: Place) -> bytes:
-            places.append(place)
-            return super().seal(payload, given_id, place)
+        def seal(
+            self, payloads: Sequence[bytes], given_ids: Sequence[str], at: Sequence[Place]
+        ) -> list[bytes]:
+            places.extend(at)
+            return super().seal(payloads, given_ids, at)
 
     entry, _ = chain.link_entry(
         STREAM, ChainTip(2, "d"), drafts("a", "b"), time=TIME, cipher=Noting()

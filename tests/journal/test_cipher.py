@@ -2,11 +2,23 @@
 
 import pytest
 
-from perdure.journal.cipher import NO_PLACE, PlainCipher
+from perdure.journal.cipher import Place, PlainCipher
 
 
-@pytest.mark.parametrize("given", ["", "mine"])
-def test_a_body_opens_to_its_payload_and_its_callers_id(given: str) -> None:
+def no_place() -> Place:
+    return Place(b"", 0, "", "")
+
+
+@pytest.mark.parametrize("given", [[], ["", "mine"], ["mine", ""]])
+def test_bodies_open_to_their_payloads_and_their_callers_ids(given: list[str]) -> None:
     plain = PlainCipher()
-    body = plain.seal(b'{"a":1}', given, NO_PLACE)
-    assert plain.open(body, lambda: NO_PLACE) == (b'{"a":1}', given)
+    payloads = [b'{"a":1}', b'{"b":2}']
+    bodies = plain.seal(payloads, given, ())
+    opened = [plain.open(body, no_place) for body in bodies]
+    assert opened == [*zip(payloads, given or ["", ""], strict=True)]
+
+
+def test_equal_payloads_of_one_entry_have_different_bodies() -> None:
+    bodies = PlainCipher().seal([b"{}"] * 100, (), ())
+    assert len({*bodies}) == 100
+    assert {*map(len, bodies)} == {len(b'["",{}]') + 22}

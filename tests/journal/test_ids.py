@@ -46,6 +46,24 @@ def test_random_text_is_22_letters_of_the_url_alphabet() -> None:
     assert text.replace("-", "").replace("_", "").isalnum()
 
 
+def test_texts_that_are_drawn_together_differ() -> None:
+    texts = ids.random_texts(COUNT)
+    assert len({*texts}) == COUNT
+    assert {*map(len, texts)} == {22}
+    assert "".join(texts).replace("-", "").replace("_", "").isalnum()
+
+
+def test_an_append_draws_twice_and_nothing_in_advance() -> None:
+    """Once for the ids of all its records, once for all their salts."""
+    session = perdure.open("memory:").session("s")
+    session.append({"role": "user", "content": "first"})
+    three = [{"role": "user", "content": text} for text in "abc"]
+    with mock.patch.object(ids, "_random_bytes", wraps=ids._random_bytes) as draw:
+        session.append(*three)
+        assert [call.args for call in draw.call_args_list] == [(54,), (54,)]
+    assert len({record.id for record in session.records()}) == 4
+
+
 def test_no_two_threads_draw_the_same() -> None:
     drawn: list[str] = []
 

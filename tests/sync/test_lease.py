@@ -713,14 +713,14 @@ def test_a_fork_while_another_thread_begins_a_lease_can_take_one(
     pair: Pair, store: perdure.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = pair
-    begun, draw = threading.Event(), one._replica.settings.token
+    begun, draw = threading.Event(), one._replica.settings.tokens
 
-    def slow() -> str:
+    def slow(count: int) -> list[str]:
         begun.set()
         time.sleep(0.2)
-        return draw()
+        return draw(count)
 
-    monkeypatch.setattr(one._replica, "settings", one._replica.settings._replace(token=slow))
+    monkeypatch.setattr(one._replica, "settings", one._replica.settings._replace(tokens=slow))
     thread = threading.Thread(target=lambda: one.lease().__enter__().release())
     thread.start()
     assert begun.wait(60)

@@ -36,7 +36,7 @@ class AsyncDriver:
     async def run(self, steps: Steps[T]) -> T:
         """Return the result of steps; errors of the backend are raised in the step that asked."""
         try:
-            request = next(steps)
+            request = steps.send(None)
             while True:
                 try:
                     if type(request) is Commit:  # The most frequent request: one coroutine less.

@@ -44,6 +44,7 @@ from perdure.core.batching import (
     isolates_stream,
     require_retriable,
 )
+from perdure.core.pending_write import write_steps
 from perdure.core.plans import Plan
 from perdure.core.replica import Replica
 from perdure.errors import UnavailableError, UsageError
@@ -410,10 +411,11 @@ class AsyncGroupCommitter:
 
 def plan_batcher(driver: "AsyncDriver", replica: Replica) -> AsyncBatcher[Plan[Any], Any]:
     """Return the batcher of a session's writes."""
-    return AsyncBatcher(
-        lambda plans, batcher: start_steps(driver, replica.write(plans), batcher),
-        driver.committer.stalls,
-    )
+
+    def run(plans: list[Plan[Any]], batcher: AsyncBatcher[Plan[Any], Any]) -> None:
+        start_steps(driver, write_steps(replica, plans), batcher)
+
+    return AsyncBatcher(run, driver.committer.stalls)
 
 
 def start_steps(driver: "AsyncDriver", steps: Steps[Any], batcher: AsyncBatcher[Any, Any]) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from perdure.core.plans import (
     Plan,
     TurnOwnership,
+    add_messages,
     add_unless_stored,
     fingerprint,
     strip_derived,
@@ -88,16 +89,19 @@ def parse_opaque(message: object) -> Sequence[ParsedMessage]:
     return ((data, {}),)
 
 
+TEXT_ONLY: dict[str, Any] = {}
+"""The metadata of a message that is nothing but texts and was copied: it needs no packing."""
+
+
 def parse_messages(message: Any) -> Sequence[ParsedMessage]:
     """Return the messages in a caller's argument; UsageError if one is not a valid message.
 
     An `IncomingMessage` was stored before, here or in an imported file: it may have no content.
     """
-    # Most messages are a role and a text. Skipping the parser for them makes every write cheaper.
-    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
-        role = message.get("role")
-        if role in ("user", "assistant", "system"):
-            return ((message, {}),)
+    if type(message) is dict:
+        text = _copy_text_only(message)
+        if text is not None:
+            return ((text, TEXT_ONLY),)
     parsed = extract_messages(message)
     for item in parsed:
         if type(item.message) is not dict:
@@ -107,6 +111,25 @@ def parse_messages(message: Any) -> Sequence[ParsedMessage]:
         if item is not message:
             require_content(item.message)
     return parsed
+
+
+def _copy_text_only(message: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a copy of a message that is only texts, else None.
+
+    That is a role and a text, or a tool's text with the id of its call, as most messages are. They
+    are neither parsed nor packed: for an append of three that takes 4 of 43 µs less.
+    """
+    size = len(message)
+    if size != 2 and size != 3:  # noqa: PLR2004, PLR1714 - a tuple takes longer
+        return None
+    copy = message.copy()  # First, as another thread may change the message.
+    role = copy.get("role")
+    if type(copy.get("content")) is not str or type(role) is not str:
+        return None
+    if len(copy) == 2:  # noqa: PLR2004
+        return copy if role in ("user", "assistant", "system") else None
+    call = copy.get("tool_call_id")
+    return copy if role == "tool" and type(call) is str and call else None
 
 
 def append_parsed(
@@ -127,8 +150,8 @@ def append_parsed(
     drafts = encode_messages(replica, parsed, attribution, turn_id, record_id, opaque=opaque)
     if answer:
         drafts[0] = msgspec.structs.replace(drafts[0], id=answer)
-    make = partial(add_unless_stored, drafts, turn)
-    return Plan("answer" if answer else "message", turn_id, make)
+    add = add_messages if record_id is None else add_unless_stored
+    return Plan("answer" if answer else "message", turn_id, partial(add, drafts, turn))
 
 
 def encode_messages(
@@ -143,22 +166,26 @@ def encode_messages(
     """Return messages as records; UsageError if one cannot be stored."""
     drafts = []
     settings = replica.settings
-    token, pack, counter = settings.token, settings.codec.pack, settings.counter
+    pack, counter = settings.codec.pack, settings.counter
     if attribution is not ANONYMOUS:
         for field, text in attribution._asdict().items():
             require_str(text, field)
-    for message, meta in parsed:
-        draft_id = GENERATED_PREFIX + token()
-        if (
-            attribution is ANONYMOUS and counter is None and not meta
-        ):  # The usual case, in half the time.
-            content = Message(message=pack(message), turn=turn, opaque=opaque)
+    is_plain = attribution is ANONYMOUS and counter is None
+    for (message, meta), token in zip(parsed, settings.tokens(len(parsed)), strict=True):
+        packed = message if meta is TEXT_ONLY else pack(message)
+        if is_plain and not meta:  # The usual case, in half the time.
+            content = Message(message=packed, turn=turn, opaque=opaque)
         else:
             content = _attributed_message(
-                pack(message), turn, attribution, pack(meta), None if opaque else counter, message
+                packed, turn, attribution, pack(meta), None if opaque else counter, message
             )
             content = msgspec.structs.replace(content, opaque=True) if opaque else content
-        drafts.append(PendingRecord(draft_id, content, codec.encode(content)))
+        try:
+            payload = codec.encode(content)
+        except UnicodeEncodeError:
+            pack(message)  # Raises the error of a text that was not packed, with its path.
+            raise
+        drafts.append(PendingRecord(GENERATED_PREFIX + token, content, payload))
     if record_id is not None:
         drafts[0] = with_caller_id(drafts, require_record_id(record_id))
     return drafts

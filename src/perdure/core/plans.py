@@ -12,6 +12,7 @@ batch alone and must not generate ids, and a new plan kind needs a row in `CONFL
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import filterfalse
+from operator import attrgetter
 from types import GeneratorType
 from typing import Generic, NamedTuple, TypeVar
 
@@ -51,6 +52,9 @@ class FoundRecord(NamedTuple):
 
     position: int
     record: PendingRecord
+
+
+_payload_of = attrgetter("payload")
 
 
 class RecordBatch(msgspec.Struct, eq=False):
@@ -113,6 +117,14 @@ class RecordBatch(msgspec.Struct, eq=False):
             apply(position, draft.id, content, payload)
             if content.kind == "message":
                 self.last_payload = payload
+        return position
+
+    def add_messages(self, drafts: Sequence[PendingRecord]) -> int:
+        """As `add_all`, for messages under ids of perdure's own."""
+        position = self.state.apply_messages(self.tip.position + len(self.pending), drafts)
+        self.pending += drafts
+        self.size += sum(map(len, map(_payload_of, drafts)))
+        self.last_payload = drafts[-1].payload
         return position
 
     def add_content(self, record_id: str, content: Content) -> int:
@@ -322,6 +334,15 @@ def add_unless_stored(
     if turn is not None:
         require_turn_owner(batch, turn)
     return batch.add_all(drafts)
+
+
+def add_messages(
+    drafts: Sequence[PendingRecord], turn: "TurnOwnership | None", batch: RecordBatch
+) -> int:
+    """Add messages under ids of perdure's own, as `add_unless_stored` does."""
+    if turn is not None:
+        require_turn_owner(batch, turn)
+    return batch.add_messages(drafts)
 
 
 def _find_or_add(

@@ -21,13 +21,12 @@ from collections.abc import Sequence
 from types import GeneratorType
 from typing import Any, NamedTuple
 
-import msgspec
-
 from perdure.backends.protocol import UNFINISHED, Append, Entry, Outcome
-from perdure.core import index, leases, rollback
+from perdure.core import index, leases, pending_write, rollback
 from perdure.core.conflicts import UNREADABLE, UnseenRecords
 from perdure.core.index import IndexCache
 from perdure.core.leases import HeldLease
+from perdure.core.pending_write import PendingWrite
 from perdure.core.plans import (
     ACCEPT_ROLLBACK,
     CATCH_UP_KINDS,
@@ -36,7 +35,6 @@ from perdure.core.plans import (
     Plan,
     RecordBatch,
     T,
-    split_entries,
     too_large_error,
 )
 from perdure.core.replay import guard
@@ -77,15 +75,6 @@ from perdure.journal.records import (
 from perdure.journal.requests import Commit, Steps
 
 
-class InDoubtWrite(msgspec.Struct, frozen=True, gc=False):
-    """A write whose outcome is unknown: the append sent, and the state if it was stored."""
-
-    append: Append
-    batch: RecordBatch
-    stream: StreamIdentity
-    tip: ChainTip
-
-
 class StateView(NamedTuple):
     """An acknowledged state with its history. Replaced as a whole, never changed in place."""
 
@@ -107,7 +96,7 @@ class Replica:
         self.settings = settings
         stream = StreamIdentity(name, "", settings.tenant)
         self.view = StateView(SessionState(), History(stream, EMPTY_CHAIN, settings.cipher), None)
-        self.doubt: InDoubtWrite | None = None
+        self.doubt: PendingWrite | None = None
         self.values = ValueCache()
         self._index_cache = IndexCache()
         self.pending_events: list[PendingEvent] = []
@@ -121,7 +110,8 @@ class Replica:
 
         A contender counts the ttl from then: clocks of different machines are never compared.
         """
-        self._unseen = UnseenRecords(name)
+        self.unseen = UnseenRecords(name)
+        """Records of others that were applied, and that no caller has been notified of."""
         self.deleted = False
         """Whether this handle has seen the session deleted, or its name reused for a branch."""
         self.replaced: HistoryReplacedError | None = None
@@ -217,7 +207,7 @@ class Replica:
         if tail:
             stream = StreamIdentity(self.name, tail[0].header.stream, self.settings.tenant)
             self._publish(state, stream, tail[0].tip, None)
-            self._unseen.clear()
+            self.unseen.clear()
             last = yield from self.loader.last_payload(self.history, state.last_message, tail)
             self.view = StateView(self.state, self.history, last)
 
@@ -250,7 +240,7 @@ class Replica:
         self._add_notice("rollback_accepted", position=self.tip.position, head=fresh.tip.position)
         self.pending_events += fresh.pending_events
         self.values, self._index_cache, self.lease_seen_at = ValueCache(), IndexCache(), None
-        self._unseen.clear()
+        self.unseen.clear()
         self.view = fresh.view
         self.rollbacks += 1
         self.deleted, self.replaced = deleted, None
@@ -334,17 +324,38 @@ class Replica:
 
     # Writing.
 
-    def write(self, plans: Sequence[Plan[Any]]) -> Steps[list[Any]]:
+    def write(self, plans: Sequence[Plan[Any]], *, conflict: bool = False) -> Steps[list[Any]]:
         """Write plans as one append; return for each its result, or its own PerdureError.
 
         HistoryReplacedError means that none was stored; after any other exception, the outcome is
-        unknown for all of them.
+        unknown for all of them. `conflict` says that a `PendingWrite` of them was not stored.
         """
         self.require_present()
-        if self.doubt is not None:
-            yield from self._resolve_doubt(self.doubt)
         kinds = [plan.kind for plan in plans]
         answers: PlanAnswers = {}
+        if conflict:
+            yield from self._resolve_conflict(plans, answers)
+        else:
+            yield from self._check(plans, kinds, answers)
+        while True:
+            batch = yield from self._build_batch(plans, answers)
+            if batch.is_too_large:
+                return (yield from self._write_parts(plans))
+            if not batch.pending or (yield from self._send(pending_write.link(self, batch))):
+                conflicts = [item for item in answers.values() if isinstance(item, ConflictError)]
+                # A caller that takes a lease is expected to re-read the session, as after a
+                # conflict.
+                if conflicts or "lease.take" in kinds:
+                    self.unseen.clear()
+                return [*map(answers.__getitem__, range(len(plans)))]
+            yield from self._resolve_conflict(plans, answers)
+
+    def _check(
+        self, plans: Sequence[Plan[Any]], kinds: Sequence[str], answers: PlanAnswers
+    ) -> Steps[None]:
+        """Resolve a doubt, catch up if a plan asks for it, and reject what must not be written."""
+        if self.doubt is not None:
+            yield from self._resolve_doubt(self.doubt)
         catches_up = not CATCH_UP_KINDS.isdisjoint(kinds)
         if catches_up:
             yield from self._catch_up_for(plans, answers)
@@ -352,20 +363,8 @@ class Replica:
             self.require_not_replaced()
         if self.state.lease is not None or self.held_lease is not None:
             yield from self._enforce_lease(plans, answers, is_fresh=catches_up)
-        if self._unseen.contents:
+        if self.unseen.contents:
             yield from self._reject_unseen(plans, answers)
-        while True:
-            batch = yield from self._build_batch(plans, answers)
-            if batch.is_too_large:
-                return (yield from self._write_parts(plans))
-            if not batch.pending or (yield from self._commit(batch, batch.state.head_labels)):
-                conflicts = [item for item in answers.values() if isinstance(item, ConflictError)]
-                # A caller that takes a lease is expected to re-read the session, as after a
-                # conflict.
-                if conflicts or "lease.take" in kinds:
-                    self._unseen.clear()
-                return [*map(answers.__getitem__, range(len(plans)))]
-            yield from self._resolve_conflict(plans, answers)
 
     def _resolve_conflict(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
         """Catch up, because another writer was faster, and reject the plans it invalidated."""
@@ -402,10 +401,10 @@ class Replica:
             base = self.tip.position
             newer = yield from self.catch_up()
             if REFRESH.kind not in kinds:
-                self._unseen.add(newer, base)
+                self.unseen.add(newer, base)
                 return
         self.require_present()
-        self._unseen.clear()
+        self.unseen.clear()
 
     def _reject_invalidated(
         self, plans: Sequence[Plan[Any]], newer: Sequence[Content], after: int, answers: PlanAnswers
@@ -421,10 +420,10 @@ class Replica:
             yield from self._enforce_lease(plans, answers, is_fresh=True)
         for number, plan in enumerate(plans):
             if number not in answers:
-                conflict = self._unseen.find_conflict(plan, newer, after, self.tip.position)
+                conflict = self.unseen.find_conflict(plan, newer, after, self.tip.position)
                 if conflict is not None:
                     answers[number] = conflict
-        self._unseen.add(newer, after)
+        self.unseen.add(newer, after)
 
     def _enforce_lease(
         self, plans: Sequence[Plan[Any]], answers: PlanAnswers, *, is_fresh: bool
@@ -442,7 +441,7 @@ class Replica:
             # The holder may have released it since: without this read, a handle that never
             # refreshes would be refused forever.
             base = self.tip.position
-            self._unseen.add((yield from self.catch_up()), base)
+            self.unseen.add((yield from self.catch_up()), base)
             error = leases.lease_refusal(self.name, self.state.lease, self.held_lease)
         if error is not None:
             for number in needing:
@@ -450,10 +449,10 @@ class Replica:
 
     def _reject_unseen(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[None]:
         """Reject plans invalidated by records that were applied without notifying the caller."""
-        unseen, position = self._unseen.contents.values(), self.tip.position
+        unseen, position = self.unseen.contents.values(), self.tip.position
         for number, plan in enumerate(plans):
             if number not in answers:
-                conflict = self._unseen.find_conflict(plan, unseen, position, position)
+                conflict = self.unseen.find_conflict(plan, unseen, position, position)
                 if conflict is not None:
                     answers[number] = yield from self._allow_if_stored(plan, conflict)
 
@@ -527,67 +526,60 @@ class Replica:
             raise too_large_error()
         if not batch.pending:
             return answers[0], None
-        return answers[0], self._link(batch, batch.state.head_labels).append
+        return answers[0], pending_write.link(self, batch).append
 
-    def _commit(self, batch: RecordBatch, labels: frozenset[str]) -> Steps[bool]:
-        """Number and link a batch; return the steps that send it, True if it was stored."""
-        return self._send(self._link(batch, labels))
-
-    def _link(self, batch: RecordBatch, labels: frozenset[str]) -> InDoubtWrite:
-        """Number and link a batch, ready to be sent."""
-        settings, stream = self.settings, self.view.history.stream
-        if not stream.id:
-            stream = stream._replace(id=settings.token())
-        time, cipher = chain.now(settings.clock), settings.cipher
-        tip = batch.tip
-        entries: list[Entry] = []
-        for drafts in split_entries(batch):
-            entry, tip = chain.link_entry(stream, tip, drafts, time=time, cipher=cipher)
-            entries.append(entry)
-        # Takes half the time of calling the class.
-        facts = (self.name, entries, labels, batch.tip.digest or "", batch.state.snapshot)
-        append = tuple.__new__(Append, facts)
-        return InDoubtWrite(append, batch, stream, tip)
-
-    def _resolve_doubt(self, doubt: InDoubtWrite) -> Steps[None]:
+    def _resolve_doubt(self, doubt: PendingWrite) -> Steps[None]:
         """Resolve a write whose reply was lost, by sending it again."""
         first, tip = doubt.append.entries[0].position, doubt.tip
         outcome = "stored" if (yield from self._send(doubt)) else "not stored"
         self._add_notice("settled", first=first, last=tip.position, outcome=outcome)
 
-    def _send(self, doubt: InDoubtWrite) -> Steps[bool]:
+    def _send(self, write: PendingWrite) -> Steps[bool]:
         """Send a write; return True if it was stored. If the reply is lost, it is in doubt."""
-        append, batch, stream, tip = doubt.append, doubt.batch, doubt.stream, doubt.tip
         try:
-            outcome: Outcome = yield Commit(append)  # As `requests.commit`, with one call less.
-        except UnstorableError:
-            self.doubt = None  # The backend refused it: nothing was stored, now or later.
-            raise
-        except UsageError:
-            raise  # The call never reached the backend, so an earlier doubt remains.
+            outcome: Outcome = yield Commit(write.append)  # As `requests.commit`, without a call.
         except BaseException as error:
+            failure = self.fail(write, error)
+            if failure is error:
+                raise
+            raise failure from error
+        if outcome.status != "stored":
+            # A gap is refused: the store no longer has the entry before. Catching up tells why.
+            self.doubt = None
+            return False
+        if self.settings.verify_writes:
+            self.doubt = None
+            try:
+                yield from reader.verify_stored(write.append)
+            except DamagedError as error:
+                yield from rollback.explain_damage(self, error, write.tip)
+                raise
+        self.accept(write)
+        return True
+
+    def fail(self, write: PendingWrite, error: BaseException) -> BaseException:
+        """Take note that a write failed, and whether it is in doubt; return what to raise."""
+        if isinstance(error, UnstorableError):
+            self.doubt = None  # The backend refused it: nothing was stored, now or later.
+        elif not isinstance(error, UsageError):  # Else the call never reached the backend.
             # Cancellation and KeyboardInterrupt too: the append may have reached the backend.
-            self.doubt = doubt
-            self._add_notice("write_in_doubt", first=append.entries[0].position, last=tip.position)
+            self.doubt = write
+            first, last = write.append.entries[0].position, write.tip.position
+            self._add_notice("write_in_doubt", first=first, last=last)
             if isinstance(error, UnavailableError):
                 check = "This write may still be stored: check with session.refresh()"
                 hint = f"{error.hint}. {check}, and repeat the call only with the same id="
-                raise UnavailableError(error.backend, error.reason, hint) from error
-            raise
-        self.doubt = None
-        if outcome.status != "stored":
-            # A gap is refused: the store no longer has the entry before. Catching up tells why.
-            return False
-        if self.settings.verify_writes:
-            try:
-                yield from reader.verify_stored(append)
-            except DamagedError as error:
-                yield from rollback.explain_damage(self, error, tip)
-                raise
+                return UnavailableError(error.backend, error.reason, hint)
+        return error
+
+    def accept(self, write: PendingWrite) -> None:
+        """Take note that a write was stored: publish the state that it leads to."""
+        batch = write.batch
         last = self.view.last_payload if batch.last_payload is None else batch.last_payload or None
-        self._publish(batch.state, stream, tip, last)
+        self._publish(batch.state, write.stream, write.tip, last)
         for key, data in batch.values.items():
             self.values.put(key, CachedValue(batch.state.values[key].position, data))
         for position, rows in batch.index_pages.items():
             self._index_cache.put(position, rows)
-        return True
+        # Last: until then an interrupt leaves it in doubt, and it is sent and published again.
+        self.doubt = None

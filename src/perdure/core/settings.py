@@ -8,21 +8,25 @@ from perdure.formats.tokens import Counter, counter_for
 from perdure.journal import chain
 from perdure.journal.cipher import Cipher, PlainCipher
 from perdure.journal.codec import Codec
-from perdure.journal.ids import GENERATED_PREFIX, random_text
+from perdure.journal.ids import GENERATED_PREFIX, random_texts
 from perdure.journal.user_types import Types
 
 
 class Settings(NamedTuple):
-    """Shared settings. `token` returns unique text, `clock` the seconds since the epoch."""
+    """Shared settings. `tokens` returns unique texts, `clock` the seconds since the epoch."""
 
     clock: Callable[[], float]
-    token: Callable[[], str]
+    tokens: Callable[[int], list[str]]
     cipher: Cipher
     codec: Codec
     tenant: str = ""
     verify_writes: bool = False
     counter: Counter | None = None
     """Counts the tokens of messages as they are stored; with None, readers count when needed."""
+
+    def token(self) -> str:
+        """Return a unique text."""
+        return self.tokens(1)[0]
 
     def new_id(self) -> str:
         """Return a new record id, marked as generated."""
@@ -42,7 +46,7 @@ def settings_of(
 ) -> Settings:
     return Settings(
         clock=clock,
-        token=random_text,
+        tokens=random_texts,
         cipher=PlainCipher(),
         codec=Codec(types),
         verify_writes=verify_writes,

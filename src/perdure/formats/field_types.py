@@ -82,6 +82,10 @@ _GEMINI |= {
 
 _AUDIO = {"id": OPTIONAL_TEXT, "transcript": OPTIONAL_TEXT}
 
+_CALL = {"id": OPTIONAL_TEXT, "type": OPTIONAL_TEXT}
+
+_FUNCTION = {"name": OPTIONAL_TEXT, "arguments": ARGUMENTS, "input": ARGUMENTS}
+
 _SHELL_OUTPUT = {"stdout": TEXT, "stderr": TEXT}
 
 _CONTENT = "a text or a list of parts"
@@ -113,24 +117,32 @@ def require_content(message: dict[str, Any]) -> None:
 
 def require_field_types(message: dict[str, Any]) -> None:
     """Raise UsageError if a field of a message has a type that no provider accepts."""
-    for name, expected in _FIELDS.items():
-        if name in message:
-            _require(message[name], expected, f"$.{name}")
+    for name in message.copy():  # A copy, as another thread may add a field meanwhile.
+        if name in _FIELDS:
+            _require(message[name], _FIELDS[name], f"$.{name}")
     type_ = message.get("type")
-    if type(type_) is str:
-        _require_fields(message, _ITEMS.get(type_, {}), "$")
-    # A result may be any JSON value, which becomes a text; a list is one of parts.
-    is_result = message.get("role") in ("tool", "function") or "tool_call_id" in message
-    _require_content(message.get("content"), "$.content", is_result=is_result)
-    if type_ == "shell_call_output":
+    if type(type_) is str and type_ in _ITEMS:
+        _require_fields(message, _ITEMS[type_], "$")
+    if message.get("content") is not None:
+        # A result may be any JSON value, which becomes a text; a list is one of parts.
+        is_result = message.get("role") in ("tool", "function") or "tool_call_id" in message
+        _require_content(message["content"], "$.content", is_result=is_result)
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        _require_call(call, f"$.tool_calls[{index}]")
+    if not _RARE_FIELDS.isdisjoint(message):
+        _require_rare_fields(message)
+
+
+_RARE_FIELDS = frozenset({"audio", "function_call", "output", "parts", "tool_responses"})
+
+
+def _require_rare_fields(message: dict[str, Any]) -> None:
+    if message.get("type") == "shell_call_output":
         _require_objects(message["output"], _SHELL_OUTPUT, "$.output")
     else:
         _require_content(message.get("output"), "$.output", is_result=True)
     _require_fields(message.get("audio") or {}, _AUDIO, "$.audio")
-    for index, call in enumerate(message.get("tool_calls") or ()):
-        _require_call(call, f"$.tool_calls[{index}]")
-    if message.get("function_call"):
-        _require_function(message["function_call"], "$.function_call")
+    _require_fields(message.get("function_call") or {}, _FUNCTION, "$.function_call")
     _require_responses(message.get("tool_responses"))
     if "parts" in message:
         _require_gemini_parts(message["parts"], "$.parts")
@@ -167,15 +179,11 @@ def _require_part(part: Any, path: str) -> None:
 
 def _require_call(call: Any, path: str) -> None:
     _require(call, OBJECT, path)
-    _require_fields(call, {"id": OPTIONAL_TEXT, "type": OPTIONAL_TEXT}, path)
+    _require_fields(call, _CALL, path)
     kind = "custom" if call.get("type") == "custom" else "function"
-    _require(call.get(kind), OBJECT, f"{path}.{kind}")
-    _require_function(call[kind], f"{path}.{kind}")
-
-
-def _require_function(function: dict[str, Any], path: str) -> None:
-    fields = {"name": OPTIONAL_TEXT, "arguments": ARGUMENTS, "input": ARGUMENTS}
-    _require_fields(function, fields, path)
+    where = f"{path}.{kind}"
+    _require(call.get(kind), OBJECT, where)
+    _require_fields(call[kind], _FUNCTION, where)
 
 
 def _require_responses(responses: Any) -> None:
@@ -221,7 +229,8 @@ def _require_objects(values: Sequence[Any], fields: dict[str, Expected], path: s
 
 def _require_fields(value: dict[str, Any], fields: dict[str, Expected], path: str) -> None:
     for name, expected in fields.items():
-        _require(value.get(name), expected, f"{path}.{name}")
+        if type(value.get(name)) not in expected.types:  # As `_require`, without making the path.
+            _refuse(value.get(name), expected.name, f"{path}.{name}")
 
 
 def _require(value: Any, expected: Expected, path: str) -> None:

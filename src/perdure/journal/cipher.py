@@ -4,14 +4,15 @@ A body holds the payload of one record and, if the caller chose an id for it, th
 is bound to its place, so that it cannot be opened in any other one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import add
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from perdure.journal.ids import random_ascii
+from perdure.journal.ids import RANDOM_CHARS, RANDOM_STRIDE, random_ascii
 
-_SALT_END = 2 + 22  # bytes; '["' and the characters of a salt
+_SALT_END = 2 + RANDOM_CHARS  # bytes; '["' and the characters of a salt
 
 _encode = msgspec.json.Encoder().encode
 
@@ -28,19 +29,21 @@ class Place(NamedTuple):
     id: str
 
 
-NO_PLACE = Place(b"", 0, "", "")
-
-
 class Cipher(Protocol):
     """Seals payloads into bodies and opens them again."""
 
     suite: str
     key_id: str
     is_placed: bool
-    """Whether bodies are bound to their place; if not, `seal` gets `NO_PLACE`."""
+    """Whether bodies are bound to their place; if not, `seal` gets no places."""
 
-    def seal(self, payload: bytes, given_id: str, place: Place) -> bytes:
-        """Return a body that `open` accepts in the same place only."""
+    def seal(
+        self, payloads: Sequence[bytes], given_ids: Sequence[str], places: Sequence[Place]
+    ) -> list[bytes]:
+        """Return the bodies of one entry; `open` accepts each in its own place only.
+
+        `given_ids` is empty, or has an id, or "", for each.
+        """
         ...
 
     def open(self, body: bytes, place: Callable[[], Place]) -> tuple[bytes, str]:
@@ -59,10 +62,21 @@ class PlainCipher:
     key_id = ""
     is_placed = False
 
-    def seal(self, payload: bytes, given_id: str, place: Place) -> bytes:  # noqa: ARG002
-        if given_id:
-            return b"".join((b'["', random_ascii(), b'",', payload, b",", _encode(given_id), b"]"))
-        return b"".join((b'["', random_ascii(), b'",', payload, b"]"))
+    def seal(
+        self,
+        payloads: Sequence[bytes],
+        given_ids: Sequence[str],
+        places: Sequence[Place],  # noqa: ARG002
+    ) -> list[bytes]:
+        if given_ids:
+            endings = [b"," + _encode(id) if id else b"" for id in given_ids]
+            payloads = [*map(add, payloads, endings)]
+        random = random_ascii(len(payloads))
+        starts = range(0, len(random), RANDOM_STRIDE)
+        return [
+            b"".join((b'["', random[start : start + RANDOM_CHARS], b'",', payload, b"]"))
+            for start, payload in zip(starts, payloads, strict=True)
+        ]
 
     def open(self, body: bytes, place: Callable[[], Place]) -> tuple[bytes, str]:  # noqa: ARG002
         if body[:2] != b'["' or body[_SALT_END : _SALT_END + 2] != b'",' or body[-1:] != b"]":

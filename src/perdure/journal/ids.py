@@ -28,15 +28,28 @@ def _kernel_generator() -> Callable[[int], bytes]:
 _random_bytes = _kernel_generator()
 
 
-def random_ascii() -> bytes:
-    """Return 132 random bits as 22 URL-safe characters, unique among all processes and clones."""
-    # 18 bytes are 24 characters without padding; 22 of those are enough.
-    return b2a_base64(_random_bytes(18), newline=False).translate(_URLSAFE)[:22]
+def random_ascii(count: int) -> bytes:
+    """Return random URL-safe characters, unique among all processes and clones.
+
+    They are for `count` ids or salts: each is 132 bits in the first 22 of `RANDOM_STRIDE` ones.
+    """
+    return b2a_base64(_random_bytes(18 * count), newline=False).translate(_URLSAFE)
+
+
+RANDOM_STRIDE = 24  # characters; 18 bytes in base64, without padding
+
+RANDOM_CHARS = 22  # characters; 132 bits are enough
+
+
+def random_texts(count: int) -> list[str]:
+    """Return several random texts, drawn together: each call of the kernel costs as much."""
+    text = random_ascii(count).decode("ascii")
+    return [text[at : at + RANDOM_CHARS] for at in range(0, len(text), RANDOM_STRIDE)]
 
 
 def random_text() -> str:
-    """Return `random_ascii` as text."""
-    return random_ascii().decode("ascii")
+    """Return a random text of 22 characters, unique among all processes and clones."""
+    return random_ascii(1)[:RANDOM_CHARS].decode("ascii")
 
 
 # prefix of ids that perdure generates; caller-chosen ids never begin with it

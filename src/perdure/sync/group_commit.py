@@ -35,6 +35,7 @@ from perdure.core.batching import (
     isolates_stream,
     require_retriable,
 )
+from perdure.core.pending_write import write_steps
 from perdure.core.plans import Plan
 from perdure.core.replica import Replica
 from perdure.errors import UnavailableError, UsageError
@@ -309,6 +310,6 @@ class GroupCommitter:
 def plan_batcher(driver: "Driver", replica: Replica) -> Batcher[Plan[Any], Any]:
     """Return the batcher of a session's writes."""
     return Batcher(
-        lambda plans: driver.run(replica.write(plans)),
-        run_alone=lambda plan: driver.run(replica.write([plan]))[0],
+        lambda plans: driver.run(write_steps(replica, plans)),
+        run_alone=lambda plan: driver.run(write_steps(replica, [plan]))[0],
     )

@@ -100,12 +100,14 @@ class ConversationState(NamedTuple):
             return self
         message, calls, systems = content.message, self.calls, self.systems
         role = message.get("role")
-        quiet = not calls and not self.partials
-        if quiet and len(message) == 2 and type(message.get("content")) is str:  # noqa: PLR2004
-            if role in ("user", "assistant"):
-                return self
-            if role == "system":
-                return self._instructed(position)
+        if (
+            not calls
+            and not self.partials
+            and len(message) == 2  # noqa: PLR2004
+            and role in ("user", "assistant")
+            and type(message.get("content")) is str
+        ):
+            return self
         opened = () if content.interrupted else open_calls(message)
         if role in ("system", "developer"):
             systems = _add_system_position(systems, position)
@@ -115,15 +117,16 @@ class ConversationState(NamedTuple):
         if answered or opened:
             closed = {*answered}
             calls = {id: call for id, call in calls.items() if id not in closed}
-            calls |= {call.id: OpenCall(position, content.turn, call.name) for call in opened}
+            for call in opened:
+                calls[call.id] = OpenCall(position, content.turn, call.name)
             if len(calls) > CALLS_MAX:
                 calls = _evict_calls(calls, position, open_turns)
-        state = self._replace(calls=calls, systems=systems)
+        state = self._with(calls, systems)
         return state.drop_superseded(record_id, content) if self.partials else state
 
-    def _instructed(self, position: int) -> "ConversationState":
-        systems = _add_system_position(self.systems, position)
-        return self._replace(systems=systems)
+    def _with(self, calls: dict[str, OpenCall], systems: tuple[int, ...]) -> "ConversationState":
+        # As `_replace`, in half the time: most calls of tools come through here.
+        return ConversationState(calls, self.partials, systems, *self[3:])
 
     def drop_superseded(self, record_id: str, content: Message) -> "ConversationState":
         """Drop the partial answers that an answer supersedes: its own, and those of its turn."""

@@ -24,7 +24,7 @@ from perdure.errors import (
 )
 from perdure.journal.cipher import PlainCipher
 from perdure.journal.codec import Codec
-from perdure.journal.ids import random_text
+from perdure.journal.ids import random_text, random_texts
 from perdure.sync.session import Session
 from perdure.sync.store import Store
 from perdure.sync.turn import Turn
@@ -127,7 +127,7 @@ class SessionDriver:
         self._backends.append(self._open_backend())
         self.wrapper = BackendWrapper(self._backends[-1])
         settings = Settings(
-            clock=lambda: 0.0, token=random_text, cipher=PlainCipher(), codec=Codec(None)
+            clock=lambda: 0.0, tokens=random_texts, cipher=PlainCipher(), codec=Codec(None)
         )
         self.store, self._settings = Store(self.wrapper, settings), settings
         self.handles = []

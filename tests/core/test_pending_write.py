@@ -1,6 +1,7 @@
 """The short way of the usual write has the results, errors and doubts of the general one."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -8,9 +9,10 @@ import perdure
 from perdure.backends.protocol import STORED
 from perdure.core.messages import append_messages
 from perdure.core.pending_write import PlanSteps, prepare_usual
-from perdure.core.plans import REFRESH, Plan
+from perdure.core.plans import REFRESH, Plan, RecordBatch
 from perdure.errors import ConflictError, UnavailableError, UsageError
-from perdure.journal.requests import Commit
+from perdure.journal.records import Note
+from perdure.journal.requests import Commit, Steps
 from tests.support import contents, said, store_in_memory
 
 
@@ -55,6 +57,26 @@ def test_a_refresh_a_failing_plan_and_one_that_adds_nothing_need_the_general_way
 
     for plan in (REFRESH, Plan("note", "", fail), Plan("note", "", lambda batch: batch.position)):
         assert prepare_usual(replica, plan) is None
+
+
+def test_a_plan_is_usual_if_its_steps_need_not_read() -> None:
+    session = session_of(perdure.open("memory:"))
+    replica = session._replica
+    new_id = replica.new_id()
+
+    def steps(batch: RecordBatch, *, reads: bool) -> Steps[str]:
+        batch.add_content(new_id, Note(data="a"))
+        if reads:
+            yield from batch.read_record(1)
+        return "done"
+
+    write = prepare_usual(replica, Plan("note", "", partial(steps, reads=False)))
+    assert write is not None
+    assert write.answer == "done"
+    assert prepare_usual(replica, Plan("note", "", partial(steps, reads=True))) is None
+    plan: Plan[str] = Plan("note", "", partial(steps, reads=True))
+    assert session._handle.write(plan) == "done"
+    assert len(session) == 1
 
 
 def test_verified_writes_and_a_write_in_doubt_need_the_general_way() -> None:

@@ -19,7 +19,7 @@ from perdure.backends.protocol import Append, Entry
 from perdure.core.plans import CATCH_UP_KINDS, Plan, RecordBatch, split_entries
 from perdure.errors import PerdureError
 from perdure.journal import chain
-from perdure.journal.chain import ChainTip, StreamIdentity
+from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
 from perdure.journal.requests import Commit, Request, Steps
 
 if TYPE_CHECKING:
@@ -58,12 +58,17 @@ def prepare_usual(replica: "Replica", plan: Plan[Any]) -> PendingWrite | None:
     batch = replica.new_batch()
     try:
         answer = plan.make(batch)
+        if type(answer) is GeneratorType:
+            next(answer)
+            return None  # It has to read.
+    except StopIteration as end:
+        answer = end.value
     except PerdureError:
         return None
     batch.end_data()
-    if type(answer) is GeneratorType or not batch.pending or batch.is_too_large:
+    if not batch.pending or batch.is_too_large:
         return None
-    return None if batch.state.snapshot_due else link(replica, batch, answer)
+    return None if batch.state.snapshot_due else _link(replica, batch, [batch.pending], answer)
 
 
 def write_steps(replica: "Replica", plans: Sequence[Plan[Any]]) -> Steps[list[Any]]:
@@ -119,19 +124,27 @@ class PlanSteps(Generator[Request, Any, list[Any]]):
         raise error
 
 
-def link(replica: "Replica", batch: RecordBatch, answer: Any = None) -> PendingWrite:
+def link(replica: "Replica", batch: RecordBatch) -> PendingWrite:
     """Number and link a batch, ready to be sent."""
-    settings, stream = replica.settings, replica.view.history.stream
+    return _link(replica, batch, split_entries(batch), None)
+
+
+def _link(
+    replica: "Replica",
+    batch: RecordBatch,
+    parts: Sequence[Sequence[PendingRecord]],
+    answer: Any,
+) -> PendingWrite:
+    settings, stream, labels = replica.settings, batch.past.stream, batch.state.head_labels
     if not stream.id:
         stream = stream._replace(id=settings.token())
     time, cipher = chain.now(settings.clock), settings.cipher
     tip = batch.tip
     entries: list[Entry] = []
-    for drafts in split_entries(batch):
+    for drafts in parts:
         entry, tip = chain.link_entry(stream, tip, drafts, time=time, cipher=cipher)
         entries.append(entry)
     # Takes half the time of calling the class.
-    state, previous = batch.state, batch.tip.digest or ""
-    facts = (replica.name, entries, state.head_labels, previous, state.snapshot)
+    facts = (replica.name, entries, labels, batch.tip.digest or "", batch.state.snapshot)
     append = tuple.__new__(Append, facts)
     return PendingWrite(append, batch, stream, tip, answer)

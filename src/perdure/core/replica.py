@@ -123,7 +123,7 @@ class Replica:
 
     def new_id(self) -> str:
         """Return a new record id, marked as generated."""
-        return GENERATED_PREFIX + self.settings.token()
+        return GENERATED_PREFIX + self.settings.tokens(1)[0]
 
     @property
     def exists(self) -> bool:

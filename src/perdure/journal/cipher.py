@@ -71,12 +71,13 @@ class PlainCipher:
         if given_ids:
             endings = [b"," + _encode(id) if id else b"" for id in given_ids]
             payloads = [*map(add, payloads, endings)]
-        random = random_ascii(len(payloads))
-        starts = range(0, len(random), RANDOM_STRIDE)
-        return [
-            b"".join((b'["', random[start : start + RANDOM_CHARS], b'",', payload, b"]"))
-            for start, payload in zip(starts, payloads, strict=True)
-        ]
+        random, start = random_ascii(len(payloads)), 0
+        bodies: list[bytes] = []
+        for payload in payloads:
+            salt = random[start : start + RANDOM_CHARS]
+            bodies.append(b"".join((b'["', salt, b'",', payload, b"]")))
+            start += RANDOM_STRIDE
+        return bodies
 
     def open(self, body: bytes, place: Callable[[], Place]) -> tuple[bytes, str]:  # noqa: ARG002
         if body[:2] != b'["' or body[_SALT_END : _SALT_END + 2] != b'",' or body[-1:] != b"]":

@@ -1,17 +1,20 @@
 """Append to many streams of a SQLite store with one statement, while Python prepares the next ones.
 
 Each call of the driver releases the GIL and waits to get it back, which takes long while another
-thread computes. So the common case is one call: all rows are passed as one blob with a list of
-their offsets, and a temporary trigger compares the heads, writes the rows, moves heads and labels,
-and commits. It applies to text entries of streams that this process wrote to before. Everything
+thread computes. So the common case is one call: an insert of one row for each entry into a view,
+whose temporary trigger compares and moves the head, and adds the entry. The statement is its own
+transaction. It applies to text entries of streams that this process wrote to before. Everything
 else, and any mismatch that the trigger finds, takes the general path in `backend`.
+
+Plain parameters take 3.5 of 14.5 µs an append less than the same rows as JSON, in groups of 32. The
+statement is compiled once for each number of rows, in about 60 µs, and the driver caches it.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import apsw
-import msgspec
 
 from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Append
@@ -20,52 +23,61 @@ BATCH_MIN = 4  # appends; fewer are stored faster one by one
 
 BATCH_BYTES_MAX = 8 * 2**20  # bytes; the rows are copied once more on this path
 
+BATCH_ROWS_MAX = 2_048  # entries; SQLite allows 32,766 parameters in one statement
+
 LABEL_CACHE_MAX = 65_536  # streams whose labels are cached; bounds the memory
 
 
-PREPARE = """
-pragma temp_store = memory;
-create temp view if not exists arriving as select '' as heads, '' as spans, x'' as data;
-create temp trigger if not exists arrival instead of insert on arriving begin
-    select raise(abort, 'not as it was') where json_array_length(new.heads) <> (
-        select count(*) from json_each(new.heads) as new_head
-        join head on head.id = new_head.value->>0
-        where head.name = new_head.value->>1 and head.position = new_head.value->>2
-        and head.labels = new_head.value->>3 and head.digest = new_head.value->>7
-    );
-    insert into entry (stream, position, first, header, body)
-        select value->>0, value->>1, value->>6,
-            cast(substr(new.data, value->>2, value->>3) as text),
-            cast(substr(new.data, value->>4, value->>5) as text)
-        from json_each(new.spans);
+_COLUMNS = (
+    *("id", "name", "labels", "position", "digest"),
+    *("new_labels", "new_position", "new_digest", "snapshot", "first", "header", "body"),
+)
+
+# Two entries of one stream in a statement are compared one after the other: the second one has the
+# head that the first one leaves.
+_CONTINUE = """
     update head
-        set position = new_head.value->>4, digest = new_head.value->>5,
-            snapshot = new_head.value->>8
-        from json_each(new.heads) as new_head where head.id = new_head.value->>0;
-    update head set labels = new_head.value->>6
-        from json_each(new.heads) as new_head
-        where head.id = new_head.value->>0 and new_head.value->>3 <> new_head.value->>6;
-    delete from label where (label, name) in (
-        select old.value, new_head.value->>1
-        from json_each(new.heads) as new_head, json_each(new_head.value->>3) as old
-        where new_head.value->>3 <> new_head.value->>6
-    );
-    insert into label (label, name, stream)
-        select kept.value, new_head.value->>1, new_head.value->>0
-        from json_each(new.heads) as new_head, json_each(new_head.value->>6) as kept
-        where new_head.value->>3 <> new_head.value->>6;
-end;
+        set position = new.new_position, digest = new.new_digest, snapshot = new.snapshot
+        where id = new.id and name = new.name and labels = new.labels
+        and position = new.position and digest = new.digest;
+    select raise(abort, 'not as it was') where changes() = 0;
+    insert into entry (stream, position, first, header, body)
+        values (new.id, new.new_position, new.first, new.header, new.body);
 """
 
-INSERT_BATCH = "insert into arriving (heads, spans, data) values (?, ?, ?)"
+# For each row one of the two triggers applies. A condition in every statement of one trigger would
+# cost 2 µs a row.
+PREPARE = f"""
+pragma temp_store = memory;
+create temp view if not exists arriving as
+    select {", ".join(f"null as {name}" for name in _COLUMNS)};
+create temp trigger if not exists arrival instead of insert on arriving
+when new.labels = new.new_labels begin
+    {_CONTINUE}
+end;
+create temp trigger if not exists relabeling instead of insert on arriving
+when new.labels <> new.new_labels begin
+    {_CONTINUE}
+    update head set labels = new.new_labels where id = new.id;
+    delete from label where name = new.name
+        and label in (select value from json_each(new.labels));
+    insert into label (label, name, stream)
+        select value, new.name, new.id from json_each(new.new_labels);
+end;
+"""  # noqa: S608 - names of columns
+
+
+@lru_cache(maxsize=256)  # statements; the driver caches what it compiled from 100 of them
+def _insert_rows(count: int) -> str:
+    row = f"({', '.join('?' * len(_COLUMNS))})"
+    return f"insert into arriving ({', '.join(_COLUMNS)}) values {', '.join([row] * count)}"  # noqa: S608
 
 
 class BatchRows(NamedTuple):
-    """Appends as parameters of the statement."""
+    """Entries as parameters of the statement, one after the other."""
 
-    heads: str
-    spans: str
-    data: bytes
+    rows: int
+    values: Sequence[int | str]
 
 
 class LabelCache:
@@ -83,34 +95,28 @@ class LabelCache:
     def load(self, appends: Sequence[tuple[int, str, Append]]) -> BatchRows | None:
         """Return the appends as parameters, or None if one needs the general path."""
         cached = self.cached
-        heads: list[tuple[int, str, int, str, int, str, str, str, int]] = []
-        spans: list[tuple[int, int, int, int, int, int, int]] = []
-        chunks: list[bytes] = []
-        offset = 1  # SQL's substr() counts from 1.
-        for key, labels, append in appends:
-            stream, entries, _, previous, snapshot = append
-            old_labels = cached.get(key)
-            if not previous or old_labels is None:
+        values: list[int | str] = []
+        count = size = 0
+        for key, new_labels, append in appends:
+            stream, entries, _, digest, snapshot = append
+            labels = cached.get(key)
+            if not digest or labels is None:
                 return None
-            end = old_head = entries[0].position - 1
-            for first, header, given, records in entries:
-                body = given or b""
-                middle = offset + len(header)
-                end += records
-                spans.append((key, end, offset, len(header), middle, len(body), first))
-                chunks += (header, body)
-                offset = middle + len(body)
-            digest = digest_of(entries[-1].header)
-            head = (key, stream, old_head, old_labels, end, digest, labels, previous, snapshot)
-            heads.append(head)
-        if offset > BATCH_BYTES_MAX:
+            for first, header, body, records in entries:
+                last, new_digest = first + records - 1, digest_of(header)
+                try:
+                    header_text, body_text = header.decode(), (body or b"").decode()
+                except UnicodeDecodeError:
+                    return None
+                if "\0" in header_text or "\0" in body_text:  # SQLite's text functions stop there.
+                    return None
+                values += (key, stream, labels, first - 1, digest)
+                values += (new_labels, last, new_digest, snapshot, first, header_text, body_text)
+                size += len(header) + len(body_text)
+                labels, digest, count = new_labels, new_digest, count + 1
+        if size > BATCH_BYTES_MAX or count > BATCH_ROWS_MAX:
             return None
-        data = b"".join(chunks)
-        # Most are ASCII: one look at all of them takes a fraction of the time that two each take.
-        is_plain = data.isascii() and b"\0" not in data
-        if not is_plain and not all(map(is_text, chunks)):
-            return None
-        return BatchRows(_json(heads), _json(spans), data)
+        return BatchRows(count, values)
 
 
 def prepare_batches(db: apsw.Connection) -> None:
@@ -121,7 +127,7 @@ def prepare_batches(db: apsw.Connection) -> None:
 def store_batch(load: BatchRows, db: apsw.Connection) -> bool:
     """Store appends durably; return False, with nothing changed, if a head has moved."""
     try:
-        db.execute(INSERT_BATCH, load)
+        db.execute(_insert_rows(load.rows), load.values)
     except apsw.ConstraintError:
         return False
     return True
@@ -138,7 +144,3 @@ def is_text(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _json(rows: object) -> str:
-    return msgspec.json.encode(rows).decode()

@@ -65,7 +65,7 @@ def plan_intent(
     owner = turn.ownership
     notices = encode_messages(replica, [notice], ANONYMOUS, owner.turn, None) if notice else []
     request = replica.new_id() if call.approval else ""
-    attempt = GENERATED_PREFIX + replica.settings.token()
+    attempt = replica.new_id()
 
     def make(batch: RecordBatch) -> Steps[CallDecision]:
         require_turn_owner(batch, owner)
@@ -324,4 +324,4 @@ def add_outcome(replica: Replica, batch: RecordBatch, identity: str, outcome: Ca
         shared_form=outcome.shared_form,
         unstored=outcome.unstored,
     )
-    return batch.add_content(GENERATED_PREFIX + replica.settings.token(), content)
+    return batch.add_content(replica.new_id(), content)

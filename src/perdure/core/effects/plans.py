@@ -38,7 +38,6 @@ from perdure.errors import InFlightError, UnknownOutcomeError, UsageError
 from perdure.formats.intake import IncomingMessage
 from perdure.journal import reader
 from perdure.journal.chain import PendingRecord
-from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.records import EffectIntent, EffectOutcome, Message
 from perdure.journal.requests import Steps
 

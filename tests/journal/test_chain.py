@@ -226,6 +226,44 @@ def test_a_header_has_exactly_one_form(old: bytes, new: bytes) -> None:
         verify(one.entry._replace(header=header))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"]]]", b']],"more"]'),
+        (b"]]]", b"]],null]"),
+        (b"]]]", b',"","more"]]]'),
+        (b"]]]", b',"k",1]]]'),
+    ],
+)
+def test_a_header_with_further_fields_is_a_newer_version_and_not_damage(
+    old: bytes, new: bytes
+) -> None:
+    (one,) = linked("a")
+    header = one.entry.header.replace(old, new, 1)
+    assert header != one.entry.header
+    with pytest.raises(VersionError, match=r"a header with further fields .* upgrade perdure"):
+        verify(one.entry._replace(header=header))
+    with pytest.raises(ChainError, match="header does not parse"):  # And spaces are no version.
+        verify(one.entry._replace(header=header.replace(b"[1,", b"[1, ", 1)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((0, '"1"'), (0, "true"), (1, "7"), (2, "null"), (3, '"1"'), (4, "[]"), (5, "0")),
+        *((6, "{}"), (7, '""'), (8, "null"), (8, "[]"), (8, '["message"]')),
+        (8, '[["message",".id",1]]'),
+    ],
+)
+def test_a_header_with_a_field_of_another_type_is_damage(field: int, value: str) -> None:
+    (one,) = linked("a")
+    fields = [json.dumps(item, separators=(",", ":")) for item in json.loads(one.entry.header)]
+    fields[field] = value
+    header = f"[{','.join(fields)}]".encode()
+    with pytest.raises(ChainError, match=r"its header (does not parse|has \d records)"):
+        verify(one.entry._replace(header=header))
+
+
 def test_a_record_may_have_a_key_of_its_own() -> None:
     (one,) = linked("a")
     assert one.records[0].key == ""

@@ -19,6 +19,15 @@ def fast_directory() -> Iterator[Path]:
         yield Path(name)
 
 
+def remove(path: Path) -> None:
+    """Remove a store: a directory, or a file and its companions."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        for file in path.parent.glob(f"{path.name}*"):
+            file.unlink()
+
+
 def is_root() -> bool:
     return hasattr(os, "geteuid") and os.geteuid() == 0
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from types import BuiltinFunctionType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -407,13 +407,29 @@ def time_of(head: Head) -> datetime | None:
 
 
 def _header_error(name: str, entry: Entry) -> Exception:
+    what = f"{name!r} entry {entry.position}"
     try:
-        version = msgspec.json.decode(entry.header)[0]
+        fields = msgspec.json.decode(entry.header)
+        version = fields[0]
+        if isinstance(version, int) and FORMAT < version < 100:  # noqa: PLR2004 - more is no version
+            return VersionError(what, str(version), str(FORMAT))
+        if _has_more_fields(fields) and _encode(fields) == entry.header:
+            return VersionError(what, "a header with further fields", "")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
-        version = FORMAT
-    if isinstance(version, int) and FORMAT < version < 100:  # noqa: PLR2004 - more is not a version
-        return VersionError(f"{name!r} entry {entry.position}", str(version), str(FORMAT))
+        pass
     return ChainError(name, entry.position, "its header does not parse")
+
+
+def _has_more_fields(fields: list[Any]) -> bool:
+    """Whether a header is one of this version, but for fields that a later one has added."""
+    known = len(Header.__struct_fields__)
+    records = [item[: len(KeyedRecordHeader.__struct_fields__)] for item in fields[known - 1]]
+    shortened = [*fields[: known - 1], records]
+    try:
+        msgspec.convert(shortened, _KeyedHeader)
+    except msgspec.ValidationError:
+        return False
+    return shortened != fields
 
 
 def require_follows(name: str, older: ChainTip, newer: VerifiedEntry) -> None:

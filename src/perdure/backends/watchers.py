@@ -51,7 +51,8 @@ class Watchers:
 
     def _begin_in_this_process(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may run here and end a wait, of a loop that was closed.
+        self._lock = threading.RLock()
         self.waiting: dict[str, set[ref[Signal]]] = {}
         """The waiters by stream. Backends need not call `notify` while it is empty."""
         self._signals: set[ref[Signal]] = set()
@@ -77,8 +78,9 @@ class Watchers:
         if self._pid != os.getpid():
             self._begin_in_this_process()  # Forked: the waiters exist only in the parent.
         with self._lock:
-            waiting = self.waiting.setdefault(stream, set())
+            waiting = self.waiting.get(stream, set())
             waiting.add(ref(signal, waiting.discard))
+            self.waiting[stream] = waiting  # Last: a wait that ended meanwhile may have removed it.
             self._signals.add(ref(signal, self._signals.discard))
             if self._file is None:
                 return
@@ -103,8 +105,9 @@ class Watchers:
                 self._forget(stream)
 
     def _forget_interrupted(self) -> None:
-        for stream in [stream for stream, waiting in self.waiting.items() if not waiting]:
-            self._forget(stream)
+        for stream in [*self.waiting]:
+            if not self.waiting.get(stream):
+                self._forget(stream)
 
     def _forget(self, stream: str) -> None:
         self.waiting.pop(stream, None)
@@ -129,7 +132,7 @@ class Watchers:
         """Wake all waiters: the store was closed, or notifications may have been missed."""
         if self.waiting and self._pid == os.getpid():
             with self._lock:
-                self._wake(self.waiting)
+                self._wake([*self.waiting])
 
     def cancel(self, stream: str) -> None:
         """Wake all waiters of a stream and end their wait (a session is closing)."""
@@ -159,10 +162,11 @@ class Watchers:
                     self._poller = None
                     self._traces = {}
                     return
-                traces = {file: file_fingerprint(file) for file in set(self._files.values())}
+                files = self._files.copy()
+                traces = {file: file_fingerprint(file) for file in set(files.values())}
                 self._wake(
                     stream
-                    for stream, file in self._files.items()
+                    for stream, file in files.items()
                     if traces[file] != self._traces.get(file)
                 )
                 self._traces = traces

@@ -99,7 +99,7 @@ def parse_address(text: str) -> RedisAddress:
     prefix = options.get("prefix", "perdure")
     if not re.fullmatch(r"[\w.-]{1,64}", prefix, re.ASCII):
         raise UsageError(
-            f"prefix={prefix!r} in the address must be letters, digits, '_', '-' or '.'"
+            f"prefix={prefix!r} in the address may have letters, digits, '_', '-', '.'"
         )
     ack = options.get("ack", "disk")
     if ack not in ("disk", "memory"):

@@ -11,7 +11,13 @@ from typing import NamedTuple, NoReturn
 from redis import exceptions as driver
 
 from perdure.backends.redis.address import RedisAddress
-from perdure.errors import DamagedError, PerdureError, UnavailableError, UnstorableError
+from perdure.errors import (
+    DamagedError,
+    PerdureError,
+    UnavailableError,
+    UnstorableError,
+    UsageError,
+)
 
 FIRST_PAUSE = 0.01  # seconds before the second retry; the first one is immediate
 
@@ -79,6 +85,11 @@ def error_code(error: Exception) -> str:
     return code if code.isupper() and code.isalpha() else ""
 
 
+def is_forbidden(error: BaseException | None) -> bool:
+    """Return whether the server says that this user lacks a permission, for a script too."""
+    return isinstance(error, driver.NoPermissionError) or "ACL failure in script" in str(error)
+
+
 def is_transient(error: Exception) -> bool:
     """Return whether the same call may succeed soon, on this server or another."""
     if isinstance(error, NoAnswerError | driver.AuthenticationError):
@@ -93,7 +104,12 @@ def is_transient(error: Exception) -> bool:
 def translate_error(error: Exception, address: RedisAddress, stream: str = "") -> PerdureError:
     """Return the perdure error to raise. It never contains a body or a password."""
     text = address.hide(" ".join(str(error).split()))
-    code = error_code(error)
+    code = "NOPERM" if is_forbidden(error) else error_code(error)
+    if "DB index is out of range" in text:
+        number = address.database
+        return UsageError(
+            f"the server has no database {number} (a cluster has only the database 0)"
+        )
     if code == "WRONGTYPE" or "XADD is equal or smaller" in text:
         return DamagedError(stream or address.name, 0, f"Redis: {text}")
     if "invalid bulk length" in text or "exceeds maximum allowed size" in text:

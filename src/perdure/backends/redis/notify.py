@@ -13,13 +13,13 @@ import os
 import threading
 import time
 
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from perdure.backends.interrupt_safety import start_thread
 from perdure.backends.protocol import Append
 from perdure.backends.redis.address import RedisAddress
 from perdure.backends.redis.connection import NodeConnection
-from perdure.backends.redis.errors import NoAnswerError
+from perdure.backends.redis.errors import NoAnswerError, is_forbidden
 from perdure.backends.redis.survey import connected
 from perdure.backends.redis.topology import Topology
 from perdure.backends.watchers import Watchers
@@ -77,7 +77,7 @@ class SubscriptionListener:
 
     def registration_failed(self, error: UnavailableError) -> None:
         """Fall back to polling if this user may not write; raise any other error."""
-        if not isinstance(error.__cause__, NoPermissionError):
+        if not is_forbidden(error.__cause__):
             raise error
         self._next_try = time.monotonic() + RETRY_INTERVAL
         self._is_receiving = self._watchers.server_notifies = False

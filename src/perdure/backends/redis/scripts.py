@@ -338,8 +338,6 @@ return found
 # Arguments: the layout, the number of buckets. Returns both as stored. It uses each command that
 # writes, so that a user who lacks one of them gets an error before the first append, not in it.
 _PREPARE = r"""
-redis.call('HSETNX', base .. 's', 'layout', ARGV[1])
-redis.call('HSETNX', base .. 's', 'buckets', ARGV[2])
 local probe = base .. 'p'
 redis.call('XADD', probe, '1-1', 'h', '')
 redis.call('XREVRANGE', probe, '+', '-')
@@ -358,6 +356,8 @@ redis.call('EXISTS', probe)
 redis.call('TIME')
 redis.call('UNLINK', probe)
 redis.call('SET', base .. 'b', '')
+redis.call('HSETNX', base .. 's', 'layout', ARGV[1])
+redis.call('HSETNX', base .. 's', 'buckets', ARGV[2])
 return redis.call('HMGET', base .. 's', 'layout', 'buckets')
 """
 

@@ -62,8 +62,6 @@ def _survey(address: RedisAddress) -> OpenedStore:
     if not is_cluster and len(address.nodes) > 1:
         reason = f"{node} is no cluster, and the address names several hosts"
         raise UsageError(f"{reason}: name the primary alone")
-    if is_cluster and address.database:
-        raise UsageError("a cluster has only the database 0: correct the address")
     topology = Topology(address, is_cluster=is_cluster)
     if is_cluster:
         (slots,) = ask(address, node, [("CLUSTER", "SLOTS")])

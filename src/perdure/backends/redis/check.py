@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from perdure.backends.redis import scripts
-from perdure.backends.redis.layout import ServerCall
+from perdure.backends.redis.layout import ServerCall, decode_entries, decode_head
 from perdure.backends.redis.pool import RedisPool
 from perdure.errors import DamagedError
 
@@ -37,9 +37,24 @@ def _head_problems(pool: RedisPool, bucket: int) -> Iterator[DamagedError]:
         call = ServerCall(bucket, scripts.CHECK_HEADS, (cursor, PAGE_ROWS))
         cursor, problems = pool.call(call)
         for name, word in problems:
-            yield DamagedError(name.decode(errors="replace"), 0, REASONS[word.decode()])
+            text = name.decode(errors="replace")
+            if word != b"tip" or _differs(pool, text):
+                yield DamagedError(text, 0, REASONS[word.decode()])
         if cursor == b"0":
             return
+
+
+def _differs(pool: RedisPool, stream: str) -> bool:
+    """Return whether a head does not match the last entry.
+
+    The script that looks at many heads does not name the keys of their entries. If their slot is
+    being moved, they may be on another node.
+    """
+    packed, *rows = pool.call(pool.layout.stream_call(stream, scripts.LOOK, 1, "+"))
+    if packed is None:
+        return False
+    position = decode_head(stream.encode(), packed).position
+    return not rows or decode_entries(stream, rows[-1:])[0].last != position
 
 
 def _index_problems(pool: RedisPool, bucket: int) -> Iterator[DamagedError]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 
 from perdure.backends.redis import scripts
-from perdure.backends.redis.layout import ServerCall
+from perdure.backends.redis.layout import ServerCall, decode_entries, decode_head
 from perdure.backends.redis.pool_async import AsyncRedisPool
 from perdure.errors import DamagedError
 
@@ -39,9 +39,24 @@ async def _head_problems_async(pool: AsyncRedisPool, bucket: int) -> AsyncIterat
         call = ServerCall(bucket, scripts.CHECK_HEADS, (cursor, PAGE_ROWS))
         cursor, problems = await pool.call(call)
         for name, word in problems:
-            yield DamagedError(name.decode(errors="replace"), 0, REASONS[word.decode()])
+            text = name.decode(errors="replace")
+            if word != b"tip" or await _differs_async(pool, text):
+                yield DamagedError(text, 0, REASONS[word.decode()])
         if cursor == b"0":
             return
+
+
+async def _differs_async(pool: AsyncRedisPool, stream: str) -> bool:
+    """Return whether a head does not match the last entry.
+
+    The script that looks at many heads does not name the keys of their entries. If their slot is
+    being moved, they may be on another node.
+    """
+    packed, *rows = await pool.call(pool.layout.stream_call(stream, scripts.LOOK, 1, "+"))
+    if packed is None:
+        return False
+    position = decode_head(stream.encode(), packed).position
+    return not rows or decode_entries(stream, rows[-1:])[0].last != position
 
 
 async def _index_problems_async(pool: AsyncRedisPool, bucket: int) -> AsyncIterator[DamagedError]:

@@ -70,6 +70,9 @@ _HINTS = {
         "the cluster has no node for some of its slots",
         "wait for the failover; if it persists, check its nodes with CLUSTER NODES",
     ),
+    "TRYAGAIN": _Hint(
+        "the slot of this session is being moved to another node", "try again when that is done"
+    ),
     "MASTERDOWN": _Hint("the server's primary is down", "wait for the failover"),
     "CROSSSLOT": _Hint("keys of one session are in different slots", "report this as a bug"),
 }
@@ -168,11 +171,16 @@ class CallBudget:
         self._stream = stream
         self.deadline = time.monotonic() + (address.timeout if timeout is None else timeout)
         self._pause = 0.0
+        self._cause: Exception | None = None
 
     def after(self, error: Exception) -> float:
         """Return the seconds to wait before the next attempt, or raise the caller's error."""
+        if isinstance(error, NoAnswerError):
+            error = self._cause or error  # The better reason for the time that has passed.
+        else:
+            self._cause = error
         remaining = self.deadline - time.monotonic()
-        if not is_transient(error) or remaining <= self._pause:
+        if not is_transient(error) or remaining <= self._pause + 0.001:
             translated_error = translate_error(error, self._address, self._stream)
             if isinstance(translated_error, UnavailableError):
                 translated_error.retries_exhausted = remaining <= self._pause

@@ -50,6 +50,8 @@ class ServerCall(NamedTuple):
     bucket: int
     script: Script | None
     arguments: tuple[Any, ...]
+    streams: tuple[str, ...] = ()
+    """The streams whose entries it uses."""
 
     @property
     def writes(self) -> bool:
@@ -84,19 +86,24 @@ class StoreLayout:
         """Return the key with the layout of the store."""
         return self._bases[0] + b"s"
 
-    def call(self, bucket: int, script: Script, *arguments: Any) -> ServerCall:
-        """Return a call of a script."""
-        return ServerCall(bucket, script, arguments)
+    def stream_call(self, stream: str, script: Script, *arguments: Any) -> ServerCall:
+        """Return a call of a script about one stream, whose name is its first argument."""
+        return ServerCall(self.bucket(stream), script, (stream, *arguments), (stream,))
+
+    def key(self, bucket: int, letter: str) -> bytes:
+        """Return the key of a bucket with a letter."""
+        return self._bases[bucket] + letter.encode()
 
     def command(self, call: ServerCall, *, whole: bool) -> tuple[Any, ...]:
         """Return a call as a command; `whole` sends the text of its script, not its digest."""
-        if call.script is None:
+        script = call.script
+        if script is None:
             return call.arguments
-        name = "EVAL" if whole else "EVALSHA"
-        text = call.script.text if whole else call.script.digest
-        if not call.script.writes:
-            name += "_RO"
-        return (name, text, 1, self.heads[call.bucket], *call.arguments)
+        name = ("EVAL" if whole else "EVALSHA") + ("" if script.writes else "_RO")
+        keys = [self.key(call.bucket, letter) for letter in script.keys if letter != "e"]
+        keys += [self.entries_key(call.bucket, stream.encode()) for stream in call.streams]
+        text = script.text if whole else script.digest
+        return (name, text, len(keys), *keys, *call.arguments)
 
 
 def slot_of(tag: bytes) -> int:
@@ -187,8 +194,8 @@ class ReadPage:
         start = "" if not self.after else self.after - 1 if self.reverse else self.after + 1
         count = min(self.limit, PAGE_ENTRIES)
         longest = "" if self.max_body is None else self.max_body
-        arguments = (self.stream, start, int(self.reverse), count, PAGE_BYTES, longest)
-        return layout.call(layout.bucket(self.stream), READ, *arguments)
+        arguments = (start, int(self.reverse), count, PAGE_BYTES, longest)
+        return layout.stream_call(self.stream, READ, *arguments)
 
     def take(self, rows: list[object]) -> None:
         """Keep what was read, and continue behind it."""

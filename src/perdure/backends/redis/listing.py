@@ -227,7 +227,7 @@ class Listing:
     def _sum_counts(self, ranges: list[_Range]) -> int:
         calls = []
         for part in ranges:
-            key = self._layout.heads[part.bucket][:-1] + part.index.encode()
+            key = self._layout.key(part.bucket, part.index)
             calls.append(ServerCall(part.bucket, None, ("ZLEXCOUNT", key, part.start, part.end)))
         return sum(self._pool.run(calls))
 

@@ -234,7 +234,7 @@ class AsyncListing:
     async def _sum_counts(self, ranges: list[_Range]) -> int:
         calls = []
         for part in ranges:
-            key = self._layout.heads[part.bucket][:-1] + part.index.encode()
+            key = self._layout.key(part.bucket, part.index)
             calls.append(ServerCall(part.bucket, None, ("ZLEXCOUNT", key, part.start, part.end)))
         return sum(await self._pool.run(calls))
 

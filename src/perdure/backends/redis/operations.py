@@ -93,15 +93,14 @@ class RedisOperations:
         """Remove entries that end before a position."""
         self._prepare()
         layout = self._pool.layout
-        arguments = (stream, before, before - 1, REWRITE_MAX)
-        call = layout.call(layout.bucket(stream), scripts.DROP, *arguments)
+        call = layout.stream_call(stream, scripts.DROP, before, before - 1, REWRITE_MAX)
         self._pool.call(call, stream=stream)
 
     def remove(self, stream: str, digest: str) -> bool:
         """Remove a stream if its head has a digest."""
         self._prepare()
         layout = self._pool.layout
-        call = layout.call(layout.bucket(stream), scripts.REMOVE, stream, digest)
+        call = layout.stream_call(stream, scripts.REMOVE, digest)
         return bool(self._pool.call(call, stream=stream))
 
     def register_watch(self, stream: str, seconds: float, timeout: float) -> None:
@@ -116,7 +115,7 @@ class RedisOperations:
         if self._is_prepared:
             return
         layout = self._pool.layout
-        call = layout.call(0, scripts.PREPARE, LAYOUT, layout.buckets)
+        call = ServerCall(0, scripts.PREPARE, (LAYOUT, layout.buckets))
         stored_layout, buckets = map(int, self._pool.call(call))
         if stored_layout > LAYOUT:
             raise VersionError(self._address.name, str(stored_layout), str(LAYOUT))
@@ -145,7 +144,8 @@ class RedisOperations:
         arguments: list[object] = [int(together), self._pool.layout.channel]
         for append in appends:
             arguments += append_arguments(append)
-        return self._pool.layout.call(bucket, scripts.APPEND, *arguments)
+        streams = tuple(append.stream for append in appends)
+        return ServerCall(bucket, scripts.APPEND, tuple(arguments), streams)
 
     def _look(self, appends: Sequence[Append], outcomes: dict[str, Outcome]) -> list[Append]:
         """Decide about appends that did not fit; return what is still to be written.
@@ -155,10 +155,8 @@ class RedisOperations:
         layout = self._pool.layout
         calls = []
         for append in appends:
-            before = max(append.entries[0].position - 1, 1)
-            arguments = (append.stream, before, append.entries[-1].last)
-            bucket = layout.bucket(append.stream)
-            calls.append(layout.call(bucket, scripts.LOOK, *arguments))
+            before, last = max(append.entries[0].position - 1, 1), append.entries[-1].last
+            calls.append(layout.stream_call(append.stream, scripts.LOOK, before, last))
         replies = self._pool.run(calls)
         missing, stored_buckets = [], set()
         for append, (packed, *rows) in zip(appends, replies, strict=True):
@@ -174,7 +172,7 @@ class RedisOperations:
             if outcome is STORED:
                 stored_buckets.add(layout.bucket(append.stream))
         if stored_buckets and self._pool.confirmation is not None:
-            barriers = [layout.call(bucket, scripts.BARRIER) for bucket in sorted(stored_buckets)]
+            barriers = [ServerCall(one, scripts.BARRIER, ()) for one in sorted(stored_buckets)]
             self._pool.run(barriers)
         return missing
 

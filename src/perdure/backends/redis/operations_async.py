@@ -92,15 +92,14 @@ class AsyncRedisOperations:
         """Remove entries that end before a position."""
         await self._prepare()
         layout = self._pool.layout
-        arguments = (stream, before, before - 1, REWRITE_MAX)
-        call = layout.call(layout.bucket(stream), scripts.DROP, *arguments)
+        call = layout.stream_call(stream, scripts.DROP, before, before - 1, REWRITE_MAX)
         await self._pool.call(call, stream=stream)
 
     async def remove(self, stream: str, digest: str) -> bool:
         """Remove a stream if its head has a digest."""
         await self._prepare()
         layout = self._pool.layout
-        call = layout.call(layout.bucket(stream), scripts.REMOVE, stream, digest)
+        call = layout.stream_call(stream, scripts.REMOVE, digest)
         return bool(await self._pool.call(call, stream=stream))
 
     async def register_watch(self, stream: str, seconds: float, timeout: float) -> None:  # noqa: ASYNC109 - of the call
@@ -115,7 +114,7 @@ class AsyncRedisOperations:
         if self._is_prepared:
             return
         layout = self._pool.layout
-        call = layout.call(0, scripts.PREPARE, LAYOUT, layout.buckets)
+        call = ServerCall(0, scripts.PREPARE, (LAYOUT, layout.buckets))
         stored_layout, buckets = map(int, await self._pool.call(call))
         if stored_layout > LAYOUT:
             raise VersionError(self._address.name, str(stored_layout), str(LAYOUT))
@@ -144,7 +143,8 @@ class AsyncRedisOperations:
         arguments: list[object] = [int(together), self._pool.layout.channel]
         for append in appends:
             arguments += append_arguments(append)
-        return self._pool.layout.call(bucket, scripts.APPEND, *arguments)
+        streams = tuple(append.stream for append in appends)
+        return ServerCall(bucket, scripts.APPEND, tuple(arguments), streams)
 
     async def _look(self, appends: Sequence[Append], outcomes: dict[str, Outcome]) -> list[Append]:
         """Decide about appends that did not fit; return what is still to be written.
@@ -154,10 +154,8 @@ class AsyncRedisOperations:
         layout = self._pool.layout
         calls = []
         for append in appends:
-            before = max(append.entries[0].position - 1, 1)
-            arguments = (append.stream, before, append.entries[-1].last)
-            bucket = layout.bucket(append.stream)
-            calls.append(layout.call(bucket, scripts.LOOK, *arguments))
+            before, last = max(append.entries[0].position - 1, 1), append.entries[-1].last
+            calls.append(layout.stream_call(append.stream, scripts.LOOK, before, last))
         replies = await self._pool.run(calls)
         missing, stored_buckets = [], set()
         for append, (packed, *rows) in zip(appends, replies, strict=True):
@@ -173,7 +171,7 @@ class AsyncRedisOperations:
             if outcome is STORED:
                 stored_buckets.add(layout.bucket(append.stream))
         if stored_buckets and self._pool.confirmation is not None:
-            barriers = [layout.call(bucket, scripts.BARRIER) for bucket in sorted(stored_buckets)]
+            barriers = [ServerCall(one, scripts.BARRIER, ()) for one in sorted(stored_buckets)]
             await self._pool.run(barriers)
         return missing
 

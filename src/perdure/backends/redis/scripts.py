@@ -1,7 +1,10 @@
 """The Lua scripts that a Redis or Valkey server runs. Each is atomic and may be sent twice.
 
-A script sees one bucket, which is one hash slot: `KEYS[1]` is the bucket's hash of heads, and the
-names of its other keys begin with the same text (see `layout`). Positions are decimal texts: Lua's
+A script sees one bucket, which is one hash slot: `KEYS[1]` is one of the bucket's keys with a name
+of one letter, and the names of the others begin with the same text (see `layout`). Each call names
+all keys that it writes or relies on. While a slot moves to another node, some of its keys are here
+and some there; a server refuses a script some of whose keys it does not have, and one that it was
+not told of would be taken for missing, and created twice. Positions are decimal texts: Lua's
 numbers lose the last digits of large ones.
 
 To edit: every check comes before the first write. A script that fails in the middle keeps what it
@@ -13,26 +16,35 @@ from typing import NamedTuple
 
 
 class Script(NamedTuple):
-    """The text of a script, the digest that a server knows it by, and whether it writes."""
+    """The text of a script, the digest that a server knows it by, and whether it writes.
+
+    `keys` are the letters of the keys that it uses; `e` means the entries of the streams.
+    """
 
     text: str
     digest: str
     writes: bool
+    keys: str
 
 
 # `less`: compare positions. `name_in`: the stream in a member of the label index, behind the first
 # zero byte that is not an escaped one. `members`: the members of a stream with packed labels, and
 # whether it is deleted.
-_SHARED = r"""
-local base = string.sub(KEYS[1], 1, -2)
-local function split(head)
-  return string.match(head, '^(%d+):([^:]*):(%d+):(.*)$')
-end
+_LESS = r"""
 local function less(a, b)
   if #a ~= #b then
     return #a < #b
   end
   return a < b
+end
+"""
+
+_SHARED = (
+    _LESS
+    + r"""
+local base = string.sub(KEYS[1], 1, -2)
+local function split(head)
+  return string.match(head, '^(%d+):([^:]*):(%d+):(.*)$')
 end
 local function name_in(member)
   local at = 0
@@ -50,6 +62,7 @@ local function members(labels, name)
   return found, deleted
 end
 """
+)
 
 # Arguments: whether all or none, the channel; of each append the stream, the position before it
 # (empty: it begins the stream), the digest before it, its head and its packed labels, the number of
@@ -61,7 +74,7 @@ local appends, at, all_fit = {}, 3, true
 while ARGV[at] do
   local append = {name = ARGV[at], head = ARGV[at + 3], labels = ARGV[at + 4], first = at + 6}
   append.last = at + 5 + 3 * tonumber(ARGV[at + 5])
-  local old = redis.call('HGET', KEYS[1], append.name)
+  local old = redis.call('HGET', base .. 'h', append.name)
   if old then
     local position, digest, _, labels = split(old)
     append.old = labels
@@ -106,7 +119,7 @@ for number, append in ipairs(appends) do
       else
         score = score + 1
       end
-      redis.call('HSET', KEYS[1], append.name, append.head)
+      redis.call('HSET', base .. 'h', append.name, append.head)
       local recent = 'r'
       if append.old ~= append.labels then
         local new, deleted = members(append.labels, append.name)
@@ -161,7 +174,7 @@ return results
 _LOOK = r"""
 local key = base .. 'e:' .. ARGV[1]
 local before = redis.call('XREVRANGE', key, ARGV[2], '-', 'COUNT', 1)[1]
-local found = {redis.call('HGET', KEYS[1], ARGV[1])}
+local found = {redis.call('HGET', base .. 'h', ARGV[1])}
 for _, entry in ipairs(redis.call('XRANGE', key, before and before[1] or '-', ARGV[3])) do
   found[#found + 1] = {entry[1], entry[2][2]}
 end
@@ -171,7 +184,7 @@ return found
 # Arguments: the stream, where to begin (empty: at the end it reads from), whether in reverse, how
 # many entries and bytes, the longest body (empty: any). Returns id, header and body of each.
 _READ = r"""
-local key, from, reverse = base .. 'e:' .. ARGV[1], ARGV[2], ARGV[3] == '1'
+local key, from, reverse = KEYS[1], ARGV[2], ARGV[3] == '1'
 local count, bytes, longest = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 if reverse then
   from = from == '' and '+' or from
@@ -224,7 +237,7 @@ local function add(member, name, time)
   if not time and ARGV[7] == '1' then
     time = redis.call('ZSCORE', base .. 'r', name) or redis.call('ZSCORE', base .. 'd', name)
   end
-  found[#found + 1] = {member, time, name, redis.call('HGET', KEYS[1], name), header}
+  found[#found + 1] = {member, time, name, redis.call('HGET', base .. 'h', name), header}
 end
 if index == 'r' or index == 'd' then
   local rows = redis.call('ZREVRANGEBYSCORE', base .. index, ARGV[2], ARGV[3], 'WITHSCORES',
@@ -245,7 +258,7 @@ return found
 # Arguments: the stream, the position. The bytes of dropped entries stay in the node of the stream
 # that the first kept one is in, so a short rest is stored anew.
 _DROP = r"""
-local key, before = base .. 'e:' .. ARGV[1], ARGV[2]
+local key, before = KEYS[1], ARGV[2]
 local boundary = redis.call('XREVRANGE', key, ARGV[3], '-', 'COUNT', 1)[1]
 local tip = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
 if not boundary then
@@ -270,7 +283,7 @@ return 1
 
 # Arguments: the stream, the digest of its head.
 _REMOVE = r"""
-local head = redis.call('HGET', KEYS[1], ARGV[1])
+local head = redis.call('HGET', base .. 'h', ARGV[1])
 if not head then
   return 1
 end
@@ -278,7 +291,7 @@ local _, digest, _, labels = split(head)
 if digest ~= ARGV[2] then
   return 0
 end
-redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('HDEL', base .. 'h', ARGV[1])
 redis.call('UNLINK', base .. 'e:' .. ARGV[1])
 for member in pairs((members(labels, ARGV[1]))) do
   redis.call('ZREM', base .. 'x', member)
@@ -292,7 +305,7 @@ return 1
 # Arguments: the cursor and the number of heads. Returns the next cursor, and of each head with a
 # problem the stream and a word for it.
 _CHECK_HEADS = r"""
-local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
+local page = redis.call('HSCAN', base .. 'h', ARGV[1], 'COUNT', ARGV[2])
 local problems = {}
 for at = 1, #page[2], 2 do
   local name, position, _, _, labels = page[2][at], split(page[2][at + 1])
@@ -328,7 +341,7 @@ _CHECK_ENTRIES = r"""
 local found = {}
 for _, name in ipairs(ARGV) do
   if redis.call('EXISTS', base .. 'e:' .. name) == 1
-    and redis.call('HEXISTS', KEYS[1], name) == 0 then
+    and redis.call('HEXISTS', base .. 'h', name) == 0 then
     found[#found + 1] = name
   end
 end
@@ -355,7 +368,8 @@ redis.call('HDEL', probe, '')
 redis.call('EXISTS', probe)
 redis.call('TIME')
 redis.call('UNLINK', probe)
-redis.call('SET', base .. 'b', '')
+redis.call('SET', probe, '')
+redis.call('DEL', probe)
 redis.call('HSETNX', base .. 's', 'layout', ARGV[1])
 redis.call('HSETNX', base .. 's', 'buckets', ARGV[2])
 return redis.call('HMGET', base .. 's', 'layout', 'buckets')
@@ -378,29 +392,30 @@ return redis.call('SET', base .. 'b', '')
 """
 
 
-def _script(text: str, *, writes: bool) -> Script:
-    whole = _SHARED + text
-    return Script(whole, sha1(whole.encode()).hexdigest(), writes)  # noqa: S324 - a server's name for it
+def _script(text: str, keys: str, *, writes: bool) -> Script:
+    whole = (_SHARED if "base" in text else _LESS) + text
+    digest = sha1(whole.encode()).hexdigest()  # noqa: S324 - a server's name for it
+    return Script(whole, digest, writes, keys)
 
 
-APPEND = _script(_APPEND, writes=True)
+APPEND = _script(_APPEND, "hnrdxe", writes=True)
 
-LOOK = _script(_LOOK, writes=False)
+LOOK = _script(_LOOK, "he", writes=False)
 
-READ = _script(_READ, writes=False)
+READ = _script(_READ, "e", writes=False)
 
-LIST = _script(_LIST, writes=False)
+LIST = _script(_LIST, "hnrdx", writes=False)
 
-DROP = _script(_DROP, writes=True)
+DROP = _script(_DROP, "e", writes=True)
 
-REMOVE = _script(_REMOVE, writes=True)
+REMOVE = _script(_REMOVE, "hnrdxwe", writes=True)
 
-CHECK_HEADS = _script(_CHECK_HEADS, writes=False)
+CHECK_HEADS = _script(_CHECK_HEADS, "hnrdx", writes=False)
 
-CHECK_ENTRIES = _script(_CHECK_ENTRIES, writes=False)
+CHECK_ENTRIES = _script(_CHECK_ENTRIES, "h", writes=False)
 
-PREPARE = _script(_PREPARE, writes=True)
+PREPARE = _script(_PREPARE, "s", writes=True)
 
-REGISTER = _script(_REGISTER, writes=True)
+REGISTER = _script(_REGISTER, "w", writes=True)
 
-BARRIER = _script(_BARRIER, writes=True)
+BARRIER = _script(_BARRIER, "b", writes=True)

@@ -40,7 +40,9 @@ class ServerHistory(History):
 
 
 @contextmanager
-def killing(server: Server, draw: random.Random, most: int) -> Iterator[list[float]]:
+def killing(
+    server: Server, draw: random.Random, most: int, *, pause: float = 0.5
+) -> Iterator[list[float]]:
     """Kill a server now and then, and start it again on what it left.
 
     Where starting it takes long, nobody would get on if that went on for ever.
@@ -48,7 +50,7 @@ def killing(server: Server, draw: random.Random, most: int) -> Iterator[list[flo
     ending, kills = threading.Event(), list[float]()
 
     def work() -> None:
-        while len(kills) < most and not ending.wait(0.5 + draw.random() * 2):
+        while len(kills) < most and not ending.wait(pause + draw.random() * 4 * pause):
             server.stop(SIGKILL)
             kills.append(time.monotonic())
             ending.wait(draw.random() * 0.3)

@@ -1,4 +1,4 @@
-"""P10 on Postgres: a line that is cut at any message of the protocol, and an answer that is right.
+"""P10 on servers: a line that is cut at any message of the protocol, and an answer that is right.
 
 Each trial runs a short script of appends by two sessions through a proxy, which cuts one line at
 one message: of the login, of a statement, of its answer, in either colour. The appends go on by
@@ -14,6 +14,8 @@ from typing import Any
 import perdure
 from perdure.errors import PerdureError, UnavailableError
 from tests.backends.postgres.server_keeper import running
+from tests.backends.redis.server import Server as RedisServer
+from tests.promises.places import fast_directory
 from tests.promises.promise import Promise, Trial, in_time
 from tests.promises.proxy import WAYS, Cut, Proxy
 
@@ -64,7 +66,8 @@ def cut_once(
 ) -> tuple[Trial, bool]:
     """Run a script with one cut; tell also whether there was a message to cut at."""
     tenant = f"cut{next(_numbers)}"
-    address = f"{url}?tenant={tenant}&sslmode=disable&gssencmode=disable&timeout=20"
+    plain = "&sslmode=disable&gssencmode=disable" if url.startswith("postgres") else ""
+    address = f"{url}?tenant={tenant}&timeout=20{plain}"
     perdure.open(address).close()
     proxy.arm(cut)
     failure = ""
@@ -112,6 +115,17 @@ def trials(seed: int, deadline: float) -> Iterator[Trial]:
             proxy.close()
 
 
+def redis_trials(seed: int, deadline: float) -> Iterator[Trial]:
+    with fast_directory() as directory:
+        server = RedisServer(directory)
+        proxy = Proxy(server.port, "redis")
+        try:
+            yield from _trials(server.url, server.port, proxy, seed, deadline)
+        finally:
+            proxy.close()
+            server.stop()
+
+
 def _trials(url: str, port: int, proxy: Proxy, seed: int, deadline: float) -> Iterator[Trial]:
     draw = random.Random(seed)
     while in_time(deadline):
@@ -125,4 +139,7 @@ def _trials(url: str, port: int, proxy: Proxy, seed: int, deadline: float) -> It
 
 
 SAYS = "an ambiguous commit is resolved: the same entries again give exactly one record each"
-PROMISE = Promise("P10", SAYS, 1_000, trials, "postgres")
+PROMISES = [
+    Promise("P10", SAYS, 1_000, trials, "postgres"),
+    Promise("P10", SAYS, 1_000, redis_trials, "redis"),
+]

@@ -1,4 +1,4 @@
-"""A TCP proxy for the protocol of Postgres that cuts a connection at a chosen message.
+"""A TCP proxy for the protocols of Postgres and Redis that cuts a connection at a chosen message.
 
 It may call somebody when it does, who kills the client or the server, before the line ends.
 
@@ -10,8 +10,8 @@ after it; whatever came later on that line is lost. Other lines go on.
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Literal, NamedTuple
 
 Way = Literal["before", "half", "after"]
 WAYS: tuple[Way, ...] = ("before", "half", "after")
@@ -27,8 +27,9 @@ class Cut(NamedTuple):
 class Proxy:
     """Listens on loopback for one server."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, protocol: Literal["postgres", "redis"] = "postgres") -> None:
         self._port = port
+        self._protocol = protocol
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._door.getsockname()[1]
         self._lock = threading.Lock()
@@ -67,11 +68,9 @@ class Proxy:
                     threading.Thread(target=self._pass, args=pair, daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, who: str) -> None:
-        begins = who == "client"  # The first message of a client has no letter.
         with contextlib.suppress(OSError):
-            while message := _message(source, begins=begins):
-                way = self._judge(who, message[:1] if not begins else b"startup")
-                begins = False
+            for letter, message in self._messages(source, who):
+                way = self._judge(who, letter)
                 if way != "before":
                     target.sendall(message[: len(message) // 2] if way == "half" else message)
                 if way is not None:
@@ -83,6 +82,18 @@ class Proxy:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
+    def _messages(self, source: socket.socket, who: str) -> Iterator[tuple[bytes, bytes]]:
+        """Yield each message, and what to call it."""
+        if self._protocol == "redis":
+            with source.makefile("rb") as lines:
+                while message := _value(lines):
+                    yield message[:1], message
+            return
+        begins = who == "client"  # The first message of a client has no letter.
+        while message := _message(source, begins=begins):
+            yield b"startup" if begins else message[:1], message
+            begins = False
+
     def _judge(self, who: str, letter: bytes) -> Way | None:
         with self._lock:
             if self._cut is None or self.done:
@@ -92,6 +103,17 @@ class Proxy:
                 return None
             self.done = f"{self._cut.way} {letter.decode()} of the {who}"
             return self._cut.way
+
+
+def _value(lines: BinaryIO) -> bytes:
+    """Read one whole value of the protocol of Redis; nothing at the end."""
+    line = lines.readline()
+    if not line.endswith(b"\r\n"):
+        return b""
+    size = int(line[1:]) if line[:1] in b"*$" else -1
+    if line[:1] == b"$" and size >= 0:
+        return line + lines.read(size + 2)
+    return line + b"".join(_value(lines) for _ in range(size))
 
 
 def _message(source: socket.socket, *, begins: bool) -> bytes:

@@ -5,11 +5,11 @@
 """
 
 import secrets
-import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
+from signal import SIGCONT, SIGKILL
 from typing import Any
 
 import redis
@@ -93,16 +93,20 @@ class Server:
 
     def kill(self) -> None:
         """End the process at once, whatever it does."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        self.stop()
 
-    def stop(self) -> None:
+    def stop(self, number: int = SIGKILL) -> None:
+        """End the process, if it runs. By default it gets no time to write anything down."""
         assert self._process is not None
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGCONT)
-            self._process.kill()  # Nobody needs its data.
+            self._process.send_signal(number)
+            self._process.send_signal(SIGCONT)
             self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
 
 def address(url: str, **options: object) -> str:

@@ -1,0 +1,21 @@
+"""P8 and P9 on Redis, a seeded sample: clients and the server are killed in the middle."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.backends.redis.server import Server
+from tests.promises.p08_redis import history
+
+pytestmark = pytest.mark.durability
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_session_write_one_history(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        trial = history(2, server, appends=800, kills=True)
+    finally:
+        server.stop()
+    assert " 0 kills" not in trial.what
+    assert not trial.failure, f"{trial.what}: {trial.failure}"

@@ -26,11 +26,25 @@ UNSYNCED = {"appendfsync": "no"}
 ACCEPTED = "accept=appendfsync-no"
 
 
+def _copy_still(image: Path, copy: Path) -> None:
+    """Copy an image at a moment in which nothing is written to it.
+
+    Each append makes the file longer, so that the journal of the file system is written all the
+    time. A copy of which one half is older than the other would be no state that ever existed.
+    """
+    for _ in range(100):
+        before = image.stat().st_mtime_ns
+        shutil.copyfile(image, copy)
+        if image.stat().st_mtime_ns == before:
+            return
+    raise RuntimeError("the image is written to all the time")
+
+
 def _judge_copy(server: Server, directory: Path, said: bytes, draw: random.Random) -> str:
     copy = directory / "copy"
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        shutil.copyfile(directory / "image", copy)
+        _copy_still(directory / "image", copy)
     finally:
         os.kill(server.pid, signal.SIGCONT)
     try:

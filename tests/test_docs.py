@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 import perdure
@@ -217,6 +219,18 @@ def test_every_kind_of_record_is_in_the_format() -> None:
         (row,) = re.findall(rf"^\| `{re.escape(kind)}` \| (.+?) \|", text, re.MULTILINE)
         fields = [re.sub(r" \(.*\)", "", field) for field in row.split(", ")]
         assert [*COMMON, *fields] == list(content.__struct_fields__)
+        documented = dict(re.findall(r"(\w+) \(([^)]*)\)", row))
+        encoded = {
+            field.name: _text_of_default(field)
+            for field in msgspec.structs.fields(content)
+            if not field.required and field.name not in COMMON
+        }
+        assert documented == encoded, kind
+
+
+def _text_of_default(field: msgspec.structs.FieldInfo) -> str:
+    default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return msgspec.json.encode(default).decode().removesuffix(".0")
 
 
 COMMON = ("v", "origin", "trust", "sources", "about")
@@ -238,7 +252,9 @@ def test_every_field_of_a_header_is_in_the_format_in_its_order() -> None:
 
 def test_the_figures_of_the_format_are_those_of_the_code() -> None:
     from perdure.backends.protocol import HEADER_MAX
+    from perdure.core.state.conversation import ConversationState
     from perdure.core.state.session_state import STATE_VERSION, SessionState
+    from perdure.core.state.values import DELTA_CHAIN_MAX
     from perdure.journal import chain
 
     text = FORMAT.read_text("utf-8")
@@ -251,6 +267,25 @@ def test_the_figures_of_the_format_are_those_of_the_code() -> None:
     )
     for fact in SessionState().facts():
         assert f"- `{fact}`:" in text
+    (items,) = re.findall(r"^`conversation` is an array of\n\n((?:[- ] .*\n)+)", text, re.MULTILINE)
+    assert len(re.findall("^- ", items, re.MULTILINE)) == len(ConversationState._fields)
+    assert f"At most {DELTA_CHAIN_MAX} deltas follow" in text
+
+
+def test_every_tag_of_a_scalar_is_in_the_format() -> None:
+    from perdure.journal import scalars
+
+    tags = re.findall(r"^\| `(\$\w+)` \|", FORMAT.read_text("utf-8"), re.MULTILINE)
+    assert {*tags} == {*scalars._UNPACK, "$type", "$object"}
+
+
+def test_strings_of_headers_are_written_as_the_format_says() -> None:
+    named = {8: rb"\b", 9: rb"\t", 10: rb"\n", 12: rb"\f", 13: rb"\r", 34: rb"\"", 92: rb"\\"}
+    for code in (*range(0x300), 0x2028, 0xFFFF, 0x1F4A7, 0x10FFFF):
+        other = b"\\u%04x" % code if code < 32 else chr(code).encode()
+        expected = b'"%b"' % named.get(code, other)
+        assert msgspec.json.encode(chr(code)) == expected, code
+        assert json.dumps(chr(code), ensure_ascii=False).encode() == expected, code
 
 
 def test_every_table_of_a_store_is_in_the_format(tmp_path: Path) -> None:
@@ -421,7 +456,8 @@ Read = Callable[[Path, str], tuple[list[tuple[int, str, str, Any]], str]]
 @pytest.fixture
 def read() -> Read:
     (reader,) = [block for block in python(FORMAT) if "def read(" in block.text]
-    assert sum(bool(line.strip()) for line in reader.text.splitlines()) <= 45
+    lines = sum(bool(line.strip()) for line in reader.text.splitlines())
+    assert f"## A reader in {lines} lines\n" in FORMAT.read_text("utf-8")
     imported = re.findall(r"^(?:import|from) (\w+)", reader.text, re.MULTILINE)
     assert set(imported) <= sys.stdlib_module_names
     found: Read = execute(FORMAT, [reader])["read"]

@@ -345,7 +345,7 @@ def parse_header(name: str, entry: Entry) -> Header:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _header_error(name, entry) from error
     if header.format != FORMAT:
-        raise VersionError(f"{name!r} entry {entry.position}", str(header.format), str(FORMAT))
+        raise _header_error(name, entry)
     if header.position != entry.position:
         raise ChainError(name, entry.position, f"its header says position {header.position}")
     if len(header.records) != entry.records:

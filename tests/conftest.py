@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import on_sealed
+
 if TYPE_CHECKING:
     from tests.backends.redis.cluster import Cluster
 
@@ -102,8 +104,12 @@ def redis_store(redis_url: str) -> str:
 
 @pytest.fixture
 def on_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test opens is its own kind of store, or Postgres in its place."""
+    """What a test opens is its own kind of store, an encrypted one, or Postgres in its place."""
     if request.param == "own":
+        yield
+        return
+    if request.param == "sealed":
+        on_sealed.place(monkeypatch)
         yield
         return
     from tests.on_postgres import Postgres
@@ -115,7 +121,14 @@ def on_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    module, test = metafunc.module.__name__, metafunc.function.__name__
+    kinds = ["own"]
     if find_spec("psycopg") is not None:  # The environments of the frameworks do not have it.
-        from tests.on_postgres import parametrize
+        from tests import on_postgres
 
-        parametrize(metafunc)
+        kinds += ["postgres"] if on_postgres.takes_part(module, test) else []
+    if find_spec("cryptography") is not None and on_sealed.takes_part(module, test):
+        kinds.append("sealed")
+    if len(kinds) > 1:
+        metafunc.fixturenames.insert(0, "on_backend")  # Before fixtures that open a store.
+        metafunc.parametrize("on_backend", kinds, indirect=True)

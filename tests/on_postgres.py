@@ -16,8 +16,6 @@ from perdure.backends import addresses
 from perdure.backends.postgres.backend import PostgresBackend
 from perdure.backends.postgres.backend_async import AsyncPostgresBackend
 
-BACKENDS = ("own", "postgres")
-
 # Conversations and effects are tried on Postgres too.
 MODULES = frozenset(
     (
@@ -57,12 +55,9 @@ NOT = frozenset(
 )
 
 
-def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Run a test on its own store and on Postgres, if it can."""
-    if metafunc.module.__name__ not in MODULES or metafunc.function.__name__ in NOT:
-        return
-    metafunc.fixturenames.insert(0, "on_backend")  # Before fixtures that open a store.
-    metafunc.parametrize("on_backend", BACKENDS, indirect=True)
+def takes_part(module: str, test: str) -> bool:
+    """Whether a test runs on Postgres too."""
+    return module in MODULES and test not in NOT
 
 
 class Postgres:

@@ -20,7 +20,7 @@ SOURCE = Path(perdure.__file__).parent
 
 # From the bottom up: a package imports only from rows above its own.
 ORDER = [
-    {"errors", "events", "safe_text"},
+    {"errors", "events", "keys", "safe_text"},
     {"backends"},
     {"formats"},
     {"journal"},

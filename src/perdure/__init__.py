@@ -35,6 +35,7 @@ from perdure.errors import (
     PerdureError,
     ReplayBlockedError,
     ReplayDivergenceError,
+    SealedError,
     SummaryError,
     UnavailableError,
     UnknownOutcomeError,
@@ -45,6 +46,7 @@ from perdure.errors import (
 )
 
 if TYPE_CHECKING:
+    from perdure import keys as keys
     from perdure import models as models
     from perdure import types as types
     from perdure.aio.agent import AsyncAgent
@@ -111,6 +113,7 @@ __all__ = [
     "Replay",
     "ReplayBlockedError",
     "ReplayDivergenceError",
+    "SealedError",
     "Session",
     "SessionInfo",
     "Store",
@@ -178,6 +181,7 @@ _SUBMODULES = frozenset(
         "events",
         "formats",
         "journal",
+        "keys",
         "logging",
         "models",
         "testing",

@@ -4,7 +4,8 @@
     ├── UsageError        fix the call                       also a ValueError
     │   └── ContextWindowError   the newest turn does not fit into the window
     ├── NotFoundError     nothing is stored under that name  also a LookupError
-    │   └── CompactedError       it was there, and a compaction dropped it
+    │   ├── CompactedError       it was there, and a compaction dropped it
+    │   └── ErasedError          it was there, and its key was destroyed
     ├── SummaryError      no summary was made: retry another way, or continue without one
     ├── ConflictError     another writer was first: re-read, decide and retry
     ├── LeaseHeldError    another worker holds the session: wait for its lease
@@ -21,6 +22,9 @@
     ├── AgentLimitError   an agent reached a limit: raise it and run the turn again, or abandon it
     ├── ApprovalPendingError  a call waits for an approval: have it decided, then resume
     ├── ApprovalError     the approval is already decided, used or expired
+    ├── SealedError       the store is encrypted: get the key
+    │   ├── MissingKeyError      no key was given, or the key store has no such key
+    │   └── WrongKeyError        the key is not the one that the store was sealed with
     ├── UnavailableError  the store did not respond: retry later
     ├── UnsupportedError  this store or machine cannot do that: choose another
     ├── VersionError      written by a newer perdure: upgrade
@@ -114,6 +118,22 @@ class CompactedError(NotFoundError):
         what = f"the record at {self.position} of session {self.session!r} was compacted"
         hint = "call session.refresh() if this view is older, and read from there"
         return f"{what}, which is complete from {self.complete_from}: {hint}"
+
+
+class ErasedError(NotFoundError):
+    """The key of a record was destroyed on purpose: its content is gone for good."""
+
+    def __init__(self, session: str, position: int, key: str) -> None:
+        PerdureError.__init__(self, session, position, key)
+        self.session = session
+        self.position = position
+        self.key = key
+        self.what = f"the record at {position} in session {session!r}"
+        self.hint = f"its key {key!r} was destroyed"
+
+    def __str__(self) -> str:
+        what = f"the record at {self.position} of session {self.session!r} was erased"
+        return f"{what}: its key {self.key!r} was destroyed, and no record of the session says so"
 
 
 class SummaryError(PerdureError):
@@ -421,6 +441,32 @@ class ApprovalError(PerdureError):
         detail = f" {self.detail}" if self.detail else ""
         what = f"approval {self.approval} in {self.stream!r} is {self.state}{detail}"
         return f"{what}: see session.approvals.list()"
+
+
+class SealedError(PerdureError):
+    """The store is encrypted, and this process has not the key for it. Nothing was changed.
+
+    `subject` is the store, or a session and a position; `key` is the id of the key, if known.
+    """
+
+    def __init__(self, subject: str, reason: str, hint: str, key: str = "") -> None:
+        super().__init__(subject, reason, hint, key)
+        self.subject = subject
+        self.reason = reason
+        self.hint = hint
+        self.key = key
+
+    def __str__(self) -> str:
+        key = f" (key {self.key!r})" if self.key else ""
+        return f"{self.subject}: {self.reason}{key}: {self.hint}"
+
+
+class MissingKeyError(SealedError):
+    """No key was given, or the key store does not have the one that a record was sealed with."""
+
+
+class WrongKeyError(SealedError):
+    """The key that was given is not the one that the store was sealed with."""
 
 
 class UnavailableError(PerdureError):

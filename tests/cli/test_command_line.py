@@ -174,6 +174,7 @@ CALLS = {
     "doctor": ["agents.db", "{}"],
     "effects": ["{}"],
     "import": ["{}"],
+    "keys": ["list", "{}"],
     "ls": ["{}"],
     "migrate": ["postgresql://127.0.0.1:1/db", "{}"],
     "release": ["{}", "--force"],

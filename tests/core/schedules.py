@@ -15,7 +15,17 @@ from perdure.core.settings import Settings
 from perdure.errors import PerdureError
 from perdure.journal.cipher import PlainCipher
 from perdure.journal.codec import Codec
-from perdure.journal.requests import Commit, CommitTogether, Drop, Heads, Read, Request, Steps, Wait
+from perdure.journal.requests import (
+    Commit,
+    CommitTogether,
+    Drop,
+    Heads,
+    Keys,
+    Read,
+    Request,
+    Steps,
+    Wait,
+)
 from perdure.sync.driver import Driver
 from perdure.sync.group_commit import GroupCommitter
 
@@ -120,6 +130,8 @@ def _name(request: Request) -> str:
             return stream
         case Heads(prefix):
             return prefix
+        case Keys(wrapped):
+            return _name(wrapped)
 
 
 class Choice(NamedTuple):

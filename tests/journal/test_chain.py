@@ -11,7 +11,7 @@ import pytest
 
 from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Entry
-from perdure.errors import ChainError, PayloadError, UsageError, VersionError
+from perdure.errors import ChainError, MissingKeyError, PayloadError, UsageError, VersionError
 from perdure.journal import chain, codec
 from perdure.journal.chain import (
     EMPTY_CHAIN,
@@ -281,8 +281,15 @@ def test_a_newer_format_asks_for_an_upgrade_even_if_its_fields_differ() -> None:
 
 def test_a_suite_that_is_not_known_asks_for_an_upgrade() -> None:
     (one,) = linked("a")
+    newer = verify(one.entry._replace(header=one.entry.header.replace(b"plain", b"glued")))
+    with pytest.raises(VersionError, match="glued"):
+        chain.decode_content("claim-4711", newer.records[0], PlainCipher())
+
+
+def test_a_sealed_body_asks_for_the_keys_that_were_not_given() -> None:
+    (one,) = linked("a")
     sealed = verify(one.entry._replace(header=one.entry.header.replace(b"plain", b"sealed")))
-    with pytest.raises(VersionError, match="sealed"):
+    with pytest.raises(MissingKeyError, match="opened without keys"):
         chain.decode_content("claim-4711", sealed.records[0], PlainCipher())
 
 
@@ -309,6 +316,9 @@ def test_a_body_is_bound_to_the_same_place_when_it_is_sealed_and_when_it_is_open
 
     class Noting(PlainCipher):
         is_placed = True
+
+        def key_for(self, stream: str) -> str:
+            return "k1"
 
         def seal(
             self, payloads: Sequence[bytes], given_ids: Sequence[str], at: Sequence[Place]

@@ -133,7 +133,7 @@ class Live:
         self.turn_batch: Any = await Entered(self.turn.batch()).__aenter__()
         kind: Any = AsyncStoreBatch if self.is_async else StoreBatch
         # Not by `store.batch()`: stores of files have none, but must not be read for one either.
-        self.store_batch: Any = await Entered(kind(store._driver, store._settings)).__aenter__()
+        self.store_batch: Any = await Entered(kind(store._driver, store._unlock)).__aenter__()
         await settled(session.note("seen", topic="topic", id="known"))
         self.view: Any = await settled(session.view(count_records, name="count", initial=0))
         self.values: Any = await settled(store.values("shared"))

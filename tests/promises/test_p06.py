@@ -194,7 +194,7 @@ def test_a_reader_that_does_not_check_bodies_is_found(clean: damage.Clean) -> No
 
 def _unchecked(name: str, entry: protocol.Entry, *_: object) -> chain.VerifiedEntry:
     header, digest, start = chain._decode(entry.header), chain.entry_digest(entry), 0
-    facts = chain.EntryFacts(entry, header, digest)
+    facts = chain.EntryFacts(entry, header, digest, name)
     records = []
     for position, record in enumerate(header.records, entry.position):
         body = (entry.body or b"")[start : start + record.length]

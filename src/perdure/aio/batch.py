@@ -64,7 +64,7 @@ class AsyncTurnBatch(AsyncBatch):
 class AsyncStoreBatch:
     """Records of several sessions in one commit: all or none. Created by `store.batch`."""
 
-    def __init__(self, driver: AsyncDriver, settings: Settings) -> None:
+    def __init__(self, driver: AsyncDriver, settings: Callable[[], Awaitable[Settings]]) -> None:
         self._driver = driver
         self._settings = settings
         self._open: bool | None = None
@@ -92,9 +92,8 @@ class AsyncStoreBatch:
         name = require_session_id(session if handle is None else handle.replica.name)
         if name in self._parts:
             raise UsageError(f"session {name!r} is in this batch already: use the same writer")
-        replica = await self._driver.run(
-            lifecycle.open_session(name, self._settings, must_exist=False)
-        )
+        settings = await self._settings()
+        replica = await self._driver.run(lifecycle.open_session(name, settings, must_exist=False))
         if handle is not None:
             past = handle.replica.history
             if past.tip != replica.tip:  # Moved, which `expect` tells, or put back.

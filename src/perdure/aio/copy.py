@@ -91,6 +91,7 @@ async def run_copy(
     """Run a copy between two open stores, which stay open, and return its result."""
     _require_distinct_backends(source, target)
     _require_same_tenant(source, target)
+    copying.same_tenant = tenant_of(source) == tenant_of(target)
     sides = {"source": source, "target": target}
     return await _run(copying.steps(), sides, on_progress or (lambda _: None))
 

@@ -14,7 +14,17 @@ from perdure.backends.protocol import WATCH, AsyncBackend, require_watch
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
 from perdure.journal.chain import BODY_MAX
-from perdure.journal.requests import Commit, CommitTogether, Drop, Heads, Read, Request, Steps, Wait
+from perdure.journal.requests import (
+    Commit,
+    CommitTogether,
+    Drop,
+    Heads,
+    Keys,
+    Read,
+    Request,
+    Steps,
+    Wait,
+)
 
 
 class AsyncDriver:
@@ -28,6 +38,8 @@ class AsyncDriver:
         self.committer = committer
         self.longest_wait = watchers.longest_wait(backend)
         self.closed = False
+        self.key_driver: AsyncDriver | None = None
+        """Performs the requests to the key store, if that is another store."""
 
     def end_waits(self, stream: str) -> None:
         """Cancel this process's waits on a stream: a session is being closed."""
@@ -77,6 +89,8 @@ class AsyncDriver:
                 return await backend.drop(stream, before=before)
             case Wait(stream, after, timeout):
                 return await wait_for_records(backend, stream, after=after, timeout=timeout)
+            case Keys(wrapped):
+                return await (self.key_driver or self).answer(wrapped)
 
 
 async def wait_for_records(

@@ -13,6 +13,7 @@ from perdure.aio.driver import AsyncDriver
 from perdure.aio.group_commit import AsyncGroupCommitter
 from perdure.aio.handle import AsyncHandle
 from perdure.aio.session import AsyncSession
+from perdure.aio.unlock import unlock
 from perdure.aio.values import AsyncValues
 from perdure.aio.verify import verify_store
 from perdure.backends.addresses import (
@@ -38,11 +39,12 @@ from perdure.core.lifecycle import SessionInfo
 from perdure.core.replay import guard
 from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
-from perdure.core.settings import Settings, settings_of
+from perdure.core.settings import SealOptions, Settings, settings_of
 from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.core.validation import require_session_id
 from perdure.core.verify import StoreVerifyResult
 from perdure.errors import UsageError
+from perdure.journal.key_store import is_own
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
 from perdure.journal.requests import Steps
@@ -50,6 +52,7 @@ from perdure.journal.user_types import Types
 
 if TYPE_CHECKING:
     from perdure.formats.tokens import Counter
+    from perdure.keys import KeySource, MasterKey
 
 T = TypeVar("T")
 
@@ -57,11 +60,25 @@ T = TypeVar("T")
 class AsyncStore:
     """A store of sessions, created by `perdure.open_async`. Tasks of one loop may share it."""
 
-    def __init__(self, backend: AsyncBackend, settings: Settings) -> None:
+    def __init__(
+        self,
+        backend: AsyncBackend,
+        settings: Settings,
+        *,
+        master: "MasterKey | None" = None,
+        key_backend: AsyncBackend | None = None,
+    ) -> None:
         self._backend = backend
         self._settings = settings._replace(tenant=tenant_of(backend))
         self._committer = AsyncGroupCommitter(backend)
         self._driver = AsyncDriver(backend, self._committer)
+        self._key_backend = key_backend
+        if key_backend is not None:
+            self._key_committer = AsyncGroupCommitter(key_backend)
+            self._driver.key_driver = AsyncDriver(key_backend, self._key_committer)
+        self._master = master
+        self._unlocked = False
+        """Whether it is known whether the store is sealed, and its keys are at hand."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -92,13 +109,23 @@ class AsyncStore:
         if Guard.used:
             guard.require_live(f"{action} in the live store {self._backend.name}")
 
+    async def _unlock(self) -> Settings:
+        """Return the settings; find out first whether the store is sealed, and get its keys."""
+        if not self._unlocked:
+            self._require_live("read")
+            options = SealOptions(self._master, self._key_backend is not None)
+            self._settings = await unlock(self._driver, self._settings, options)
+            self._unlocked = True
+        return self._settings
+
     async def _run(self, steps: Steps[T], action: str = "read") -> T:
         self._require_live(action)
         return await self._driver.run(steps)
 
     async def _open(self, id: str, *, must_exist: bool) -> Replica:
         name = require_session_id(id)
-        steps = lifecycle.open_session(name, self._settings, must_exist=must_exist)
+        settings = self._settings if self._unlocked else await self._unlock()
+        steps = lifecycle.open_session(name, settings, must_exist=must_exist)
         with events.span("open", store=self._backend.name, session=name) as span:
             replica = await self._run(steps, f"session {name!r}")
             if replica.exists:
@@ -114,7 +141,7 @@ class AsyncStore:
         """
         self._require_live("batch")
         require_atomic(self._backend)
-        return AsyncStoreBatch(self._driver, self._settings)
+        return AsyncStoreBatch(self._driver, self._unlock)
 
     async def sessions(  # noqa: PLR0913 - each is a choice of its own
         self,
@@ -149,9 +176,13 @@ class AsyncStore:
         self._require_live("read")
         if limit == 0:
             return
+        settings = await self._unlock()
+        query = fields.seal_query(query, settings)
         remaining = limit
         async for head in self._heads(query, prefix=prefix, after=after, deleted=deleted):
-            yield lifecycle.session_info(head)
+            if is_own(head.stream):  # Keys, which have the label of deleted sessions.
+                continue
+            yield lifecycle.session_info(head, settings)
             if remaining is not None:
                 remaining -= 1
                 if not remaining:
@@ -191,9 +222,10 @@ class AsyncStore:
         continues with the next readable record.
         """
         name = require_session_id(id)
-        past = await self._run(salvage.salvage_history(name, self._settings, on_damage))
+        settings = await self._unlock()
+        past = await self._run(salvage.salvage_history(name, settings, on_damage))
         chosen = history.RecordFilter(after)
-        records = history.RecordReader(past, self._settings, chosen, on_damage=on_damage)
+        records = history.RecordReader(past, settings, chosen, on_damage=on_damage)
         while (page := await self._run(records.page())) is not None:
             for record in page:
                 yield record
@@ -223,7 +255,7 @@ class AsyncStore:
         """
         name = require_session_id(id)
         with events.span("delete", store=self._backend.name, session=name):
-            steps = lifecycle.delete_session(name, self._settings, reason=reason)
+            steps = lifecycle.delete_session(name, await self._unlock(), reason=reason)
             await self._run(steps, f"delete {name!r}")
 
     def guarantees(self) -> Guarantees:
@@ -242,6 +274,9 @@ class AsyncStore:
             async with AsyncExitStack() as stack:
                 stack.enter_context(events.span("close", store=self._backend.name, session=""))
                 stack.push_async_callback(self._backend.close)
+                if self._key_backend is not None:
+                    stack.push_async_callback(self._key_backend.close)
+                    stack.push_async_callback(self._key_committer.drain)
                 stack.push_async_callback(self._committer.drain)
                 for handle in _all_handles(self._driver.handles):
                     stack.push_async_callback(handle.drain)
@@ -269,6 +304,8 @@ def open_async(
     clock: Callable[[], float] = time.time,
     verify_writes: bool = False,
     tokens: "str | Counter | None" = None,
+    keys: "KeySource | None" = None,
+    key_store: "Address | AsyncBackend | None" = None,
 ) -> AsyncStore:
     """Open a store: a path, `files:directory`, `postgresql://…`, `memory:`, or a backend.
 
@@ -279,6 +316,11 @@ def open_async(
     and compared before it counts as stored. `tokens`, a model's name or a custom Counter, counts
     the tokens of messages as they are stored, so that windows need not count them again.
 
+    `keys` encrypts the store: `env:NAME`, `file:PATH`, `passphrase:env:NAME`, a callable that
+    returns a key, or an object with `wrap` and `unwrap` (`perdure.keys`). A new store is
+    sealed when it is first used; from then on nothing is read or written without its keys. The
+    store keeps them itself, encrypted, or `key_store` does, which is another store.
+
     A setting that would break a promise of the store raises UnsupportedError, unless the address
     accepts it by name: `sqlite:agents.db?accept=network-filesystem`. `AsyncStore.guarantees` lists
     what is guaranteed.
@@ -288,8 +330,24 @@ def open_async(
     """
     guard.require_live("perdure.open")
     settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
+    master = None if keys is None else _require_master(keys)
+    if key_store is not None and master is None:
+        raise UsageError("key_store= is where keys are kept: give keys= too")
+    backend = _open_store(address)
+    if key_store is None:
+        return AsyncStore(backend, settings, master=master)
+    return AsyncStore(backend, settings, master=master, key_backend=_open_store(key_store))
+
+
+def _open_store(address: "Address | AsyncBackend") -> AsyncBackend:
     if isinstance(address, str | os.PathLike):
-        return AsyncStore(open_async_backend(address), settings)
+        return open_async_backend(address)
     require_backend(address)
     _emit_downgrades(address)
-    return AsyncStore(address, settings)
+    return address
+
+
+def _require_master(keys: "KeySource") -> "MasterKey":
+    from perdure.keys import master_key
+
+    return master_key(keys)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from perdure.backends.protocol import CHECK, DELETED, AsyncBackend, Head, require_check
 from perdure.core.verify import StoreVerifyResult, VerifyResult
 from perdure.errors import DamagedError, NotFoundError, PerdureError, VersionError
+from perdure.journal.key_store import is_own
 
 if TYPE_CHECKING:
     from perdure.aio.store import AsyncStore
@@ -48,7 +49,8 @@ async def list_heads(
                 prefix=prefix, after=after, labels=labels, without=without
             ):
                 after = head.stream
-                yield head
+                if not is_own(after):
+                    yield head
         except DamagedError as error:
             yield error
             if error.stream == backend.name or error.stream <= after:

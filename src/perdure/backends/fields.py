@@ -13,7 +13,7 @@ FIELD_MARK = "\t"  # no label of a caller has a control character
 
 FIELDS_MAX = 16  # fields, beside the labels; a head is read with every listing
 
-FIELD_BYTES_MAX = 320  # bytes of UTF-8: a field's name, the mark and its value
+FIELD_BYTES_MAX = 480  # bytes of UTF-8: a field's name, the mark and its value, encrypted or not
 
 
 class FieldOrder(NamedTuple):

@@ -22,7 +22,7 @@ from perdure.errors import DamagedError, UnsupportedError
 
 LABELS_MAX = 16  # labels; they are a listing filter: enough for states and a few tags
 
-LABEL_BYTES_MAX = 64  # bytes of UTF-8; keeps the head of a stream within one small row
+LABEL_BYTES_MAX = 128  # bytes of UTF-8; a caller's label has 64, which grow if it is encrypted
 
 
 HEADER_MAX = 2**21  # bytes; headers are read with every entry; a record takes about 100 bytes of it

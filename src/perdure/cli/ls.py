@@ -33,7 +33,7 @@ from perdure.cli.terminal import (
     terminal_width,
     timestamp,
 )
-from perdure.core.fields import Where, parse_query
+from perdure.core.fields import Where, parse_query, seal_query
 from perdure.core.leases import LeaseHolder
 from perdure.core.state.fields import split_labels
 from perdure.core.state.session_state import LEASED
@@ -44,6 +44,7 @@ from perdure.errors import (
     UsageError,
     VersionError,
 )
+from perdure.journal.key_store import is_own
 from perdure.safe_text import safe
 from perdure.sync.store import Store
 from perdure.sync.verify import list_heads
@@ -127,7 +128,7 @@ def ls(address: str | None, *, as_json: bool, limit: int, **filters: Any) -> Non
     session matches, or if a listed session is damaged.
     """
     with open_store(address) as source:
-        heads = _heads(source, **filters)
+        heads = _revealed(source, _heads(source, **filters))
         shown = list(islice(heads, limit)) if limit else heads
         rows = (row for head in shown if (row := read_row(source.store, head)) is not None)
         count = 0
@@ -170,6 +171,7 @@ def _heads(  # noqa: PLR0913 - each is an option
         query = parse_query(labels, parse_where(where), order, recent=recent)
     except UsageError as error:
         raise click.UsageError(str(error)) from error
+    query = seal_query(query, source.settings)
     if query.recent:
         if after:
             raise click.UsageError("--after is an id: with --recent, use a larger --limit.")
@@ -185,6 +187,17 @@ def _heads(  # noqa: PLR0913 - each is an option
             raise click.UsageError(f"--after: {safe(after)!r} has no field {place.field!r}.")
         place = place._replace(after=key)
     return _by_field(source, place, options)
+
+
+def _revealed(
+    source: OpenStore, heads: Iterator[Head | DamagedError]
+) -> Iterator[Head | DamagedError]:
+    """Yield heads with their labels as callers gave them."""
+    for head in heads:
+        try:
+            yield head if isinstance(head, DamagedError) else source.reveal(head)
+        except DamagedError as error:
+            yield error
 
 
 def parse_where(texts: tuple[str, ...]) -> Where:
@@ -236,7 +249,8 @@ def most_recent(
     without = () if deleted else (DELETED,)
     try:
         backend = require_recent(source.backend)
-        yield from backend.recent(prefix=prefix, labels=labels, without=without)
+        heads = backend.recent(prefix=prefix, labels=labels, without=without)
+        yield from (head for head in heads if not is_own(head.stream))
     except UnsupportedError:
         yield from _by_last_record(source, prefix, labels, without)
     except DamagedError as error:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -28,13 +28,17 @@ from perdure.backends.addresses import (
 from perdure.backends.protocol import DELETED, Backend, Head
 from perdure.cli.terminal import echo
 from perdure.core.replay import guard
-from perdure.core.settings import settings_of
+from perdure.core.settings import Settings, settings_of
 from perdure.errors import DamagedError, NotFoundError, PerdureError, UsageError
 from perdure.journal.codec import Codec
+from perdure.journal.requests import Steps
 from perdure.safe_text import safe, shell_command, shell_word
 from perdure.sync.session import Session
 from perdure.sync.store import Store
 from perdure.sync.verify import find_head, list_heads
+
+if TYPE_CHECKING:
+    from perdure.keys import MasterKey
 
 BAD_NEWS, INVALID_CALL, UNAVAILABLE = 1, 2, 3
 
@@ -168,8 +172,57 @@ def _store_hint(ctx: click.Context, words: Iterable[str]) -> str | None:
     return None
 
 
+def _remember(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    ctx.meta[f"perdure.{param.name}"] = value
+
+
+def keys_option(command: F) -> F:
+    """Add `--keys` and `--key-store` to a command; whatever opens a store uses them."""
+    command = click.option(
+        "--key-store",
+        envvar="PERDURE_KEY_STORE",
+        metavar="URL",
+        expose_value=False,
+        callback=_remember,
+        help="The store with the keys of an encrypted store, if they are elsewhere.",
+    )(command)
+    return click.option(
+        "--keys",
+        envvar="PERDURE_KEYS",
+        metavar="SOURCE",
+        expose_value=False,
+        callback=_remember,
+        help="Master key of an encrypted store, such as env:NAME or file:PATH.",
+    )(command)
+
+
+class GivenKeys(NamedTuple):
+    """The master key that the command was given, and the backend of its key store, opened."""
+
+    master: "MasterKey | None"
+    key_backend: Backend | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `perdure.open`."""
+        return {"keys": self.master, "key_store": self.key_backend}
+
+
+def given_keys() -> GivenKeys:
+    """Return the keys of `--keys` and `--key-store`; the caller closes the backend."""
+    context = click.get_current_context(silent=True)
+    options = context.meta if context is not None else {}
+    source, address = options.get("perdure.keys"), options.get("perdure.key_store")
+    master = None
+    if source:
+        from perdure.keys import master_key
+
+        master = master_key(source)
+    return GivenKeys(master, open_backend(require_existing(address)) if address else None)
+
+
 def store_option(command: F) -> F:
-    """Add `--store` to a command."""
+    """Add `--store` to a command, and the options of encrypted stores."""
     return click.option(
         "--store",
         "address",
@@ -177,7 +230,7 @@ def store_option(command: F) -> F:
         metavar="URL",
         help=f"Path or address of the store, such as sqlite:path. [default: PERDURE_URL, else "
         f"{DEFAULT_STORE} if it exists]",
-    )(command)
+    )(keys_option(command))
 
 
 class RawCodec(Codec):
@@ -199,6 +252,19 @@ class OpenStore(NamedTuple):
         """The name of the store, safe to print."""
         return safe(self.backend.name)
 
+    @property
+    def settings(self) -> Settings:
+        """The settings of the store, with its keys."""
+        return self.store._unlock()  # noqa: SLF001 - the command lists heads, which a store does too
+
+    def run(self, steps: Steps[T]) -> T:
+        """Return the result of steps."""
+        return self.store._run(steps)  # noqa: SLF001 - as above
+
+    def reveal(self, head: Head) -> Head:
+        """Return a head with its labels as callers gave them."""
+        return self.settings.reveal(head)
+
 
 @contextmanager
 def open_store(address: str | None) -> Iterator[OpenStore]:
@@ -211,7 +277,7 @@ def open_store(address: str | None) -> Iterator[OpenStore]:
 def opened(backend: Backend) -> Iterator[OpenStore]:
     """Open the sessions of a backend; close it when the block ends."""
     settings = settings_of(None, time.time, verify_writes=False)._replace(codec=RawCodec())
-    with Store(backend, settings) as store:
+    with Store(backend, settings, **given_keys()._asdict()) as store:
         yield OpenStore(store, backend)
 
 
@@ -274,11 +340,11 @@ def require_head(source: OpenStore, session: str) -> Head:
     """
     head = find_head(source.backend, session)
     if head is not None:
-        return head
+        return source.reveal(head)
     if session and next(source.backend.read(session, limit=1, max_body=0), None) is not None:
         # The session may have been created between the two reads.
         if (head := find_head(source.backend, session)) is not None:
-            return head
+            return source.reveal(head)
         raise DamagedError(session, 0, "it has entries and no head")
     close = _close_matches(source.backend, session)
     hint = f" Close matches: {', '.join(map(repr, close))}." if close else ""

@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from perdure.backends.protocol import DELETED, HALF_COPIED, LABEL_BYTES_MAX, LABELS_MAX
+from perdure.backends.protocol import DELETED, HALF_COPIED, LABELS_MAX
 from perdure.core.history import find_position
 from perdure.core.plans import Plan, RecordBatch, add_unless_stored
 from perdure.core.replica import Replica
@@ -28,6 +28,8 @@ from perdure.journal import chain, codec
 from perdure.journal.chain import PendingRecord
 from perdure.journal.records import LabelsChanged, Message, Note, Pinned
 from perdure.journal.requests import Steps
+
+LABEL_TEXT_MAX = 64  # bytes of UTF-8; keeps the head of a stream within one small row
 
 
 def add_note(
@@ -72,7 +74,7 @@ def change_labels(replica: Replica, add: Sequence[str], remove: Sequence[str]) -
     """Plan a change of labels."""
     require_labels(remove)
     for text in (*add, *remove):
-        require_text(text, "a label", longest=LABEL_BYTES_MAX)
+        require_text(text, "a label", longest=LABEL_TEXT_MAX)
         if text in RESERVED_LABELS:
             raise UsageError(f"the label {text!r} is reserved: choose another")
     record_id = replica.new_id()

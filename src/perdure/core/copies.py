@@ -80,6 +80,7 @@ class _SessionCopy:
         else:
             stream = stream._replace(id=self._settings.token())
             tip = ChainTip(self._past.first - 1, "")
+        yield from self._target.settings.require_key(stream.id)
         self._state, self._stream, self._tip = self._target.state.draft(), stream, tip
         if self._past.compacted:
             yield from self._begin_compacted()
@@ -135,8 +136,9 @@ class _SessionCopy:
             drafts.append(PendingRecord(record.id, content, payload))
             self._state.apply(position, record.id, content, payload)
         time, ids = records[0].header.time, [linked.id for linked in records]
+        cipher = self._target.settings.cipher
         entry, self._tip = chain.link_entry(
-            self._stream, self._tip, drafts, time=time, cipher=self._settings.cipher, ids=ids
+            self._stream, self._tip, drafts, time=time, cipher=cipher, ids=ids
         )
         self._entries.append(entry)
 

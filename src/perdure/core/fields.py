@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from perdure.backends.fields import FieldOrder
 from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
+from perdure.core.settings import Settings
 from perdure.core.state import fields as values
 from perdure.core.state.fields import BOOL, FieldValue, encode_value, require_name
 from perdure.core.validation import require_labels, require_str
-from perdure.errors import UsageError
+from perdure.errors import UnsupportedError, UsageError
 from perdure.journal import requests
 from perdure.journal.records import FieldsChanged
 from perdure.journal.requests import Steps
@@ -85,6 +86,19 @@ def parse_query(
         raise UsageError(f"{reason}: order='id' or order='-changed'")
     field = require_name(name.removeprefix("-"))
     return SessionQuery(chosen, order=FieldOrder(field, reverse=name.startswith("-")))
+
+
+def seal_query(query: SessionQuery, settings: Settings) -> SessionQuery:
+    """Return a query in the terms of the store; UnsupportedError if a sealed one has no such order.
+
+    Equal labels and values are equal when they are encrypted, and nothing else can be compared.
+    """
+    if not settings.cipher.is_placed:
+        return query
+    if query.order is not None:
+        reason = f"the values of {query.order.field!r} are encrypted: they have no order"
+        raise UnsupportedError(reason, "compare the values of the sessions that are listed")
+    return query._replace(labels=tuple(settings.head_labels(frozenset(query.labels))))
 
 
 def _parse_where(where: Where) -> tuple[dict[str, str], FieldOrder | None]:

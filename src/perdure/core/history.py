@@ -197,7 +197,8 @@ class RecordReader:
             if kinds and linked.kind not in kinds:
                 continue
             try:
-                reader.require_body(self._past.stream.session, linked, self._past.erasures)
+                past = self._past
+                reader.require_body(past.stream.session, linked, past.erasures, past.cipher)
                 records.append(decode_record(self._past, self._settings, linked))
                 self._found += 1
             except DamagedError as error:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from perdure.core.state.session_state import IndexRun
 from perdure.errors import ChainError, DamagedError, NotFoundError, PayloadError
-from perdure.journal import chain, reader, requests
+from perdure.journal import chain, dropped, key_store, reader, requests
 from perdure.journal.chain import VerifiedRecord
 from perdure.journal.reader import History
 from perdure.journal.records import IndexPage
@@ -119,11 +119,13 @@ def _read_pages(past: History, run: IndexRun, page: int, count: int) -> Steps[li
     for entry in (yield from requests.read(stream.session, after=first - 1, limit=count)):
         verified = chain.verify_entry(stream.session, entry)
         chain.require_same_stream(stream, verified)
+        if past.cipher.is_placed:
+            yield from key_store.load_keys(past.cipher, verified.header)
         records.update({record.position: record for record in verified.records})
     for number in range(count):
         linked = records.get(first + number)
         if linked is None:
-            linked = yield from reader.explain_missing(stream.session, first + number)
+            linked = yield from dropped.explain_missing(stream.session, first + number, past.cipher)
         content = chain.decode_content(stream.session, linked, past.cipher)
         content = reader.require_kind(stream.session, first + number, content, IndexPage)
         if (content.page, content.bits) != (page + number, run.bits):

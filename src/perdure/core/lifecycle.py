@@ -56,8 +56,9 @@ class SessionInfo(NamedTuple):
     """The values that `session.describe` gave it, by name."""
 
 
-def session_info(head: Head) -> SessionInfo:
+def session_info(head: Head, settings: Settings) -> SessionInfo:
     """Return the session that a head is the end of, as listings return it."""
+    head = settings.reveal(head)
     labels, fields = split_labels(head.stream, head.labels)
     time = chain.time_of(head)
     return SessionInfo(head.stream, head.position, head.digest, labels, time, fields)
@@ -232,10 +233,11 @@ def _store_first_entry(
     """Store the first entry of a branch; if the name was taken meanwhile, release the keep."""
     settings, parent = owner.settings, owner.history.stream
     content = Branched(parent=parent.session, stream=parent.id, at=shared.position)
-    draft, entry, tip = _link_one(stream, shared, content, settings)
+    draft, entry, tip = yield from _link_one(stream, shared, content, settings)
     state.apply(tip.position, draft.id, content, draft.payload)
     # It links to an entry of the parent's stream, so nothing is before it in its own.
-    first = Append(stream.session, [entry], state.head_labels, previous="")
+    labels = settings.head_labels(state.head_labels)
+    first = Append(stream.session, [entry], labels, previous="")
     outcome = yield from requests.commit(first)
     if outcome.status != "stored":
         yield from _write_plan(owner, _plan_release(owner, keep))
@@ -244,8 +246,9 @@ def _store_first_entry(
 
 def _link_one(
     stream: StreamIdentity, after: ChainTip, content: Content, settings: Settings
-) -> tuple[PendingRecord, Entry, ChainTip]:
+) -> Steps[tuple[PendingRecord, Entry, ChainTip]]:
     """Return a record as the next entry of a stream, with the tip that it makes."""
+    yield from settings.require_key(stream.id)
     draft = PendingRecord(settings.new_id(), content, codec.encode(content))
     time, cipher = settings.now(), settings.cipher
     return draft, *chain.link_entry(stream, after, [draft], time=time, cipher=cipher)
@@ -326,7 +329,7 @@ def _delete_incomplete(replica: Replica, reason: str) -> Steps[None]:
         return
     settings = replica.settings
     stream = StreamIdentity(replica.name, linked.header.stream, settings.tenant)
-    _, entry, tip = _link_one(stream, linked.tip, Deleted(reason=reason), settings)
+    _, entry, tip = yield from _link_one(stream, linked.tip, Deleted(reason=reason), settings)
     deletion = Append(replica.name, [entry], frozenset({DELETED}), linked.digest)
     outcome = yield from requests.commit(deletion)
     if outcome.status == "stored":

@@ -20,6 +20,7 @@ from perdure.core.plans import CATCH_UP_KINDS, Plan, RecordBatch, split_entries
 from perdure.errors import PerdureError
 from perdure.journal import chain
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
+from perdure.journal.cipher import keyed
 from perdure.journal.requests import Commit, Request, Steps
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def prepare_usual(replica: "Replica", plan: Plan[Any]) -> PendingWrite | None:
 
     Usual is a plan without an error that adds records and reads none, in a session that has no
     lease, no write in doubt and no records that the caller has not seen, and no snapshot is due.
+    An encrypted session has a key already.
     """
     state = replica.view.state
     if (
@@ -53,6 +55,7 @@ def prepare_usual(replica: "Replica", plan: Plan[Any]) -> PendingWrite | None:
         or replica.unseen.contents
         or replica.settings.verify_writes
         or plan.kind in CATCH_UP_KINDS
+        or (replica.settings.cipher.is_placed and not _has_key(replica))
     ):
         return None
     batch = replica.new_batch()
@@ -69,6 +72,11 @@ def prepare_usual(replica: "Replica", plan: Plan[Any]) -> PendingWrite | None:
     if not batch.pending or batch.is_too_large:
         return None
     return None if batch.state.snapshot_due else _link(replica, batch, [batch.pending], answer)
+
+
+def _has_key(replica: "Replica") -> bool:
+    """Whether an encrypted session has a key for what is written, so that none must be stored."""
+    return bool(keyed(replica.settings.cipher).key_for(replica.history.stream.id))
 
 
 def write_steps(replica: "Replica", plans: Sequence[Plan[Any]]) -> Steps[list[Any]]:
@@ -124,9 +132,9 @@ class PlanSteps(Generator[Request, Any, list[Any]]):
         raise error
 
 
-def link(replica: "Replica", batch: RecordBatch) -> PendingWrite:
-    """Number and link a batch, ready to be sent."""
-    return _link(replica, batch, split_entries(batch), None)
+def link(replica: "Replica", batch: RecordBatch, stream_id: str = "") -> PendingWrite:
+    """Number and link a batch, ready to be sent. `stream_id` is for a stream that has none yet."""
+    return _link(replica, batch, split_entries(batch), None, stream_id)
 
 
 def _link(
@@ -134,11 +142,14 @@ def _link(
     batch: RecordBatch,
     parts: Sequence[Sequence[PendingRecord]],
     answer: Any,
+    stream_id: str = "",
 ) -> PendingWrite:
     settings, stream, labels = replica.settings, batch.past.stream, batch.state.head_labels
     if not stream.id:
-        stream = stream._replace(id=settings.token())
+        stream = stream._replace(id=stream_id or settings.token())
     time, cipher = chain.now(settings.clock), settings.cipher
+    if cipher.is_placed:
+        labels = settings.head_labels(labels)
     tip = batch.tip
     entries: list[Entry] = []
     for drafts in parts:

@@ -56,7 +56,7 @@ from perdure.errors import (
     UnstorableError,
     UsageError,
 )
-from perdure.journal import chain, reader, requests
+from perdure.journal import chain, key_store, reader, requests
 from perdure.journal.chain import (
     EMPTY_CHAIN,
     ChainTip,
@@ -93,7 +93,7 @@ class Replica:
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
-        self.settings = settings
+        self.settings = settings = settings.for_session()
         stream = StreamIdentity(name, "", settings.tenant)
         self.view = StateView(SessionState(), History(stream, EMPTY_CHAIN, settings.cipher), None)
         self.doubt: PendingWrite | None = None
@@ -258,7 +258,9 @@ class Replica:
                 entries = self._require_tip(tip, entries)
             for entry in entries:
                 linked = chain.verify_entry(self.name, entry)
-                stream = self._require_next(stream, tip, linked)
+                stream = reader.require_next(stream, tip, linked)
+                if self.settings.cipher.is_placed:
+                    yield from key_store.load_keys(self.settings.cipher, linked.header)
                 if tip.position == 0 and (yield from self._is_branch(linked)):
                     # Another process created this session as a branch: its state comes from the
                     # parent's history, so it cannot be caught up, only loaded.
@@ -305,23 +307,6 @@ class Replica:
         keeps = owner.state.kept_branches.values()
         return any(kept.stream == self.history.stream.id and kept.complete for kept in keeps)
 
-    def _require_next(
-        self, stream: StreamIdentity, tip: ChainTip, linked: VerifiedEntry
-    ) -> StreamIdentity:
-        """Raise unless an entry follows the tip; return the stream, with its id filled in."""
-        if not stream.id:
-            stream = stream._replace(id=linked.header.stream)
-        chain.require_same_stream(stream, linked)
-        # Two kinds of entry need not link to the known tip: the first one of a stream, and a
-        # deletion, after which everything before it may have been dropped.
-        # Compactions and snapshots name the session too, also where nothing is left before them.
-        begins = not tip.position and linked.header.begins_stream
-        begins = begins and linked.header.kind not in ("compacted", "snapshot")
-        dropped = linked.header.kind == "deleted" and linked.entry.position > tip.position
-        if not begins and not dropped:
-            chain.require_follows(self.name, tip, linked)
-        return stream
-
     # Writing.
 
     def write(self, plans: Sequence[Plan[Any]], *, conflict: bool = False) -> Steps[list[Any]]:
@@ -337,11 +322,16 @@ class Replica:
             yield from self._resolve_conflict(plans, answers)
         else:
             yield from self._check(plans, kinds, answers)
+        stream_id = ""
         while True:
             batch = yield from self._build_batch(plans, answers)
             if batch.is_too_large:
                 return (yield from self._write_parts(plans))
-            if not batch.pending or (yield from self._send(pending_write.link(self, batch))):
+            if batch.pending and self.settings.cipher.is_placed:
+                stream_id = yield from self._require_key()
+            if not batch.pending or (
+                yield from self._send(pending_write.link(self, batch, stream_id))
+            ):
                 conflicts = [item for item in answers.values() if isinstance(item, ConflictError)]
                 # A caller that takes a lease is expected to re-read the session, as after a
                 # conflict.
@@ -526,7 +516,14 @@ class Replica:
             raise too_large_error()
         if not batch.pending:
             return answers[0], None
-        return answers[0], pending_write.link(self, batch).append
+        stream_id = yield from self._require_key()
+        return answers[0], pending_write.link(self, batch, stream_id).append
+
+    def _require_key(self) -> Steps[str]:
+        """Return the id of the stream, or a new one; its key is durable, if it is sealed."""
+        stream_id = self.view.history.stream.id or self.settings.token()
+        yield from self.settings.require_key(stream_id)
+        return stream_id
 
     def _resolve_doubt(self, doubt: PendingWrite) -> Steps[None]:
         """Resolve a write whose reply was lost, by sending it again."""
@@ -550,7 +547,7 @@ class Replica:
         if self.settings.verify_writes:
             self.doubt = None
             try:
-                yield from reader.verify_stored(write.append)
+                yield from reader.verify_stored(write.append, self.settings.cipher)
             except DamagedError as error:
                 yield from rollback.explain_damage(self, error, write.tip)
                 raise

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from perdure.backends.protocol import Entry
 from perdure.core.settings import Settings
 from perdure.errors import ChainError, DamagedError, NotFoundError, VersionError
-from perdure.journal import chain, reader, requests
+from perdure.journal import chain, dropped, reader, requests
 from perdure.journal.chain import ChainTip, StreamIdentity, VerifiedEntry
 from perdure.journal.reader import PAGE, History, OnDamage, ParentStream
 from perdure.journal.records import Branched, Deleted
@@ -18,6 +18,7 @@ from perdure.journal.requests import Steps
 
 def salvage_history(name: str, settings: Settings, on_damage: OnDamage | None) -> Steps[History]:
     """Return the history of a session; raise NotFoundError if it has no entries."""
+    settings = settings.for_session()
     tip = yield from _find_tip(name, on_damage)
     start, first = yield from _first_readable(name)
     readable = (yield from _trusted_last(name, tip)) or first
@@ -33,15 +34,15 @@ def salvage_history(name: str, settings: Settings, on_damage: OnDamage | None) -
         is_bound = first is not None and first.header.begins_stream
         begin = 0 if start <= 1 else start if is_bound else start - 1
         if start > 1 and not is_bound:
-            compacted = yield from _find_compaction(name, start)
+            compacted = yield from _find_compaction(name, start, settings)
             begin = start if compacted else begin
     return History(stream, tip, settings.cipher, lineage, begin, erasures=None, compacted=compacted)
 
 
-def _find_compaction(name: str, start: int) -> Steps[int]:
+def _find_compaction(name: str, start: int, settings: Settings) -> Steps[int]:
     """Return the position of the compaction that lets a stream begin at a position, or 0."""
     try:
-        compaction = yield from reader.find_compaction(name)
+        compaction = yield from dropped.find_compaction(name, settings.cipher)
     except (DamagedError, VersionError):
         return 0
     return compaction.position if compaction is not None and start <= compaction.first else 0

@@ -1,15 +1,27 @@
 """The settings that all sessions of a store share, fixed when it is opened. Pure."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from perdure.backends.protocol import Head
 from perdure.errors import UsageError
 from perdure.formats.tokens import Counter, counter_for
-from perdure.journal import chain
-from perdure.journal.cipher import Cipher, PlainCipher
+from perdure.journal import chain, key_store
+from perdure.journal.cipher import Cipher, PlainCipher, keyed
 from perdure.journal.codec import Codec
 from perdure.journal.ids import GENERATED_PREFIX, random_texts
+from perdure.journal.requests import Steps
 from perdure.journal.user_types import Types
+
+if TYPE_CHECKING:
+    from perdure.keys import MasterKey
+
+
+class SealOptions(NamedTuple):
+    """How a store is to be opened: its master key, and whether its keys are in another store."""
+
+    master: "MasterKey | None" = None
+    elsewhere: bool = False
 
 
 class Settings(NamedTuple):
@@ -31,6 +43,27 @@ class Settings(NamedTuple):
     def new_id(self) -> str:
         """Return a new record id, marked as generated."""
         return GENERATED_PREFIX + self.token()
+
+    def for_session(self) -> "Settings":
+        """Return the settings of one session, which has data keys of its own if it is sealed."""
+        if not self.cipher.is_placed:
+            return self
+        return self._replace(cipher=keyed(self.cipher).fresh())
+
+    def head_labels(self, labels: frozenset[str]) -> frozenset[str]:
+        """Return labels as the head of a stream has them: in a sealed store they are blinded."""
+        return keyed(self.cipher).blind(labels) if self.cipher.is_placed else labels
+
+    def reveal(self, head: Head) -> Head:
+        """Return a head with its labels as callers gave them."""
+        if not self.cipher.is_placed or not head.labels:
+            return head
+        return head._replace(labels=keyed(self.cipher).reveal(head.stream, head.labels))
+
+    def require_key(self, stream: str) -> Steps[None]:
+        """Make sure that new bodies of a stream have a key, which is durable on return."""
+        if self.cipher.is_placed:
+            yield from key_store.require_write_key(self.cipher, stream, time=self.now())
 
     def now(self) -> str:
         """Return the time in the format of headers; UsageError if the clock returns none."""

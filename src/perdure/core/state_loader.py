@@ -52,12 +52,13 @@ def _require_head(name: str, head: Head | None, tail: Sequence[VerifiedRecord]) 
             raise ChainError(name, head.position, "it is not the entry that the head points to")
 
 
-def require_labels(head: Head, state: SessionState) -> None:
+def require_labels(head: Head, state: SessionState, settings: Settings) -> None:
     """Raise DamagedError unless a head has the labels of the state, or those of a copy under way.
 
     The labels are in no chain; with others, listings would not find the session, or under another.
     """
-    if head.labels not in (state.head_labels, {HALF_COPIED}, UNFINISHED):
+    expected = settings.head_labels(state.head_labels)
+    if head.labels not in (expected, {HALF_COPIED}, UNFINISHED):
         reason = "the labels of its head do not match its records"
         raise DamagedError(head.stream, 0, reason)
 
@@ -100,7 +101,7 @@ class StateLoader:
         _require_head(self._name, head, tail)
         state = self.rebuild(tail, base)
         if head is not None and head.position == tail[0].position:  # Else it is older.
-            require_labels(head, state)
+            require_labels(head, state, self._settings)
         return head, tail, state
 
     def read_tail(

@@ -264,7 +264,7 @@ def _require_head(replica: Replica, past: History, state: SessionState, newest: 
         return False
     if head.digest != past.tip.digest:
         raise DamagedError(replica.name, position, "its head is not that of its newest record")
-    require_labels(head, state)
+    require_labels(head, state, replica.settings)
     # Without one, opening reads more and computes the same.
     if head.snapshot not in (state.snapshot, newest, 0) and HALF_COPIED not in head.labels:
         raise DamagedError(replica.name, head.snapshot, "its head names an older snapshot")

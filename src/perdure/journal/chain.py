@@ -22,9 +22,9 @@ import msgspec
 
 from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Entry, Head
-from perdure.errors import ChainError, PayloadError, UsageError, VersionError
+from perdure.errors import ChainError, MissingKeyError, PayloadError, UsageError, VersionError
 from perdure.journal import codec
-from perdure.journal.cipher import Cipher, Place, PlainCipher
+from perdure.journal.cipher import PLAIN, SEALED, Cipher, Place, keyed
 from perdure.journal.compaction import Carried, Compacted
 from perdure.journal.ids import GENERATED_PREFIX, random_texts
 from perdure.journal.records import (
@@ -153,6 +153,8 @@ class EntryFacts(NamedTuple):
     entry: Entry
     header: Header
     digest: str
+    session: str
+    """The session that the entry was read for."""
 
 
 class VerifiedEntry(NamedTuple):
@@ -218,8 +220,10 @@ class VerifiedRecord:
 
     def place(self) -> Place:
         """Return what its body is bound to."""
-        shared = _encode(msgspec.structs.astuple(self.header)[:-1])[:-1]
-        return Place(shared, self.position, self.kind, self.id)
+        header = self.header
+        shared = _encode(msgspec.structs.astuple(header)[:-1])[:-1]
+        place = (shared, self.position, self.kind, self.id)
+        return Place(*place, self._facts.session, header.stream, self.key)
 
 
 def link_entry(
@@ -235,7 +239,8 @@ def link_entry(
 
     `ids` are those for the header; by default they are new where a draft has the caller's id.
     """
-    first, key, previous = tip.position + 1, cipher.key_id, tip.digest or ""
+    first, previous = tip.position + 1, tip.digest or ""
+    key = keyed(cipher).key_for(stream.id) if cipher.is_placed else ""
     # Through `map`, which runs no bytecode for each record: every append comes through here.
     kinds, own_ids = [*map(_kind_of, drafts)], [*map(_id_of, drafts)]
     given_ids: Sequence[str] = ()
@@ -245,7 +250,7 @@ def link_entry(
     if not previous or not _BOUND_KINDS.isdisjoint(kinds):
         bound = _bound(stream, drafts[0].content)
     fields = (FORMAT, cipher.suite, stream.id, first, previous, time, key, bound)
-    places = _places(fields, kinds, own_ids) if cipher.is_placed else ()
+    places = _places(fields, stream.session, kinds, own_ids) if cipher.is_placed else ()
     bodies = cipher.seal([*map(_payload_of, drafts)], given_ids, places)
     records = [*zip(kinds, own_ids, map(len, bodies), map(digest_of, bodies), strict=True)]
     header = _encode((*fields, records))
@@ -273,12 +278,15 @@ def _separate_ids(drafted: Sequence[str], own: Sequence[str]) -> tuple[list[str]
 
 def _places(
     fields: tuple[int, str, str, int, str, str, str, tuple[str, ...] | None],
+    session: str,
     kinds: Sequence[str],
     ids: Sequence[str],
 ) -> list[Place]:
-    shared, first = _encode(fields)[:-1], fields[3]
+    shared, stream, first, key = _encode(fields)[:-1], fields[2], fields[3], fields[6]
     records = enumerate(zip(kinds, ids, strict=True), first)
-    return [Place(shared, position, kind, id) for position, (kind, id) in records]
+    return [
+        Place(shared, position, kind, id, session, stream, key) for position, (kind, id) in records
+    ]
 
 
 def _bound(stream: StreamIdentity, first: Content) -> tuple[str, ...]:
@@ -305,7 +313,7 @@ def verify_entry(
         reason = f"its body is longer than {BODY_MAX} bytes, more than an entry may have"
         raise PayloadError(name, entry.position, reason)
     digest, body, start = digest_of(entry.header), entry.body, 0
-    facts = EntryFacts(entry, header, digest)
+    facts = EntryFacts(entry, header, digest, name)
     records: list[VerifiedRecord] = []
     position, is_single = entry.position, entry.records == 1
     for record in header.records:
@@ -390,6 +398,14 @@ def session_of(header: bytes) -> str | None:
         return _decode_header(header).session
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
         return None
+
+
+def stream_of(head: Head) -> str:
+    """Return the id of a listed stream; "" if it cannot be read."""
+    try:
+        return _decode_header(head.header).stream
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def time_of(head: Head) -> datetime | None:
@@ -478,7 +494,7 @@ def unwrap(name: str, linked: VerifiedRecord, cipher: Cipher) -> VerifiedRecord:
     header = msgspec.structs.replace(
         linked.header, position=position, time=content.time, bound=None, records=(record,)
     )
-    facts = EntryFacts(Entry(position, b"", payload), header, content.digest)
+    facts = EntryFacts(Entry(position, b"", payload), header, content.digest, name)
     kept = codec.decode(content.record_kind, payload, stream=name, position=position)
     opened = VerifiedRecord(facts, position, record, payload)
     opened._opened = PendingRecord(content.id, kept, payload)  # noqa: SLF001 - as `decode_record`
@@ -494,7 +510,7 @@ def require_possible(name: str, linked: VerifiedRecord) -> None:
             reason = "its time is not in the form of headers"
     except ValueError:
         reason = "its time does not parse"
-    if header.suite == PlainCipher.suite and (header.key or isinstance(header, _KeyedHeader)):
+    if header.suite == PLAIN and (header.key or isinstance(header, _KeyedHeader)):
         reason = "it names a key, and its bodies are plain"
     if not all(record.id[:1] == GENERATED_PREFIX for record in header.records):
         reason = "its header has an id that is not perdure's own"
@@ -525,7 +541,7 @@ def _decode_record(name: str, linked: VerifiedRecord, cipher: Cipher) -> Pending
     if body is None:
         return PendingRecord(linked.id, EmptiedContent(), b"")
     if suite != cipher.suite:
-        raise VersionError(f"{name!r} entry {position}", suite, cipher.suite)
+        raise _suite_error(name, position, suite, cipher)
     try:
         payload, given = cipher.open(body, linked.place)
     except ValueError as error:
@@ -536,6 +552,18 @@ def _decode_record(name: str, linked: VerifiedRecord, cipher: Cipher) -> Pending
         if (*bound[2:], position - 1) != (content.parent, content.stream, content.at):
             raise ChainError(name, position, "it does not continue its parent's history")
     return PendingRecord(given or linked.id, content, payload)
+
+
+def _suite_error(name: str, position: int, suite: str, cipher: Cipher) -> Exception:
+    if suite == PLAIN and cipher.suite == SEALED:
+        reason = "it is not encrypted, and the store is: it was not written by a key's owner"
+        return PayloadError(name, position, reason)
+    if suite == SEALED and cipher.suite == PLAIN:
+        where, hint = f"session {name!r}, record {position}", "open the store with keys="
+        return MissingKeyError(
+            where, "it is encrypted, and the store was opened without keys", hint
+        )
+    return VersionError(f"{name!r} entry {position}", suite, cipher.suite)
 
 
 def to_record(name: str, linked: VerifiedRecord, record: PendingRecord) -> Record:

@@ -28,6 +28,11 @@ def _kernel_generator() -> Callable[[int], bytes]:
 _random_bytes = _kernel_generator()
 
 
+def random_bytes(count: int) -> bytes:
+    """Return random bytes of the kernel's generator, for keys and nonces."""
+    return _random_bytes(count)
+
+
 def random_ascii(count: int) -> bytes:
     """Return random URL-safe characters, unique among all processes and clones.
 

@@ -7,7 +7,7 @@ I/O is yielded as requests (see `requests`). Damage is raised, never skipped sil
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,16 +16,25 @@ from perdure.errors import (
     ChainError,
     CompactedError,
     DamagedError,
+    ErasedError,
     NotFoundError,
     PerdureError,
     VersionError,
 )
-from perdure.journal import chain, requests
+from perdure.journal import chain, key_store, requests
 from perdure.journal.chain import ChainTip, StreamIdentity, VerifiedEntry, VerifiedRecord
-from perdure.journal.cipher import Cipher, PlainCipher
+from perdure.journal.cipher import Cipher, keyed
 from perdure.journal.compaction import Compacted
+from perdure.journal.dropped import explain_missing, why_dropped
 from perdure.journal.erasures import NOTHING_ERASED, Erasures
-from perdure.journal.records import Branched, Content, Deleted, EmptiedContent, Erased
+from perdure.journal.records import (
+    Branched,
+    Content,
+    Deleted,
+    EmptiedContent,
+    Erased,
+    Snapshot,
+)
 from perdure.journal.requests import Read, Steps
 
 
@@ -45,9 +54,6 @@ FIRST_PAGE = 8  # entries; how many records an entry has is not known before the
 OnDamage = Callable[[DamagedError], object]
 
 ContentT = TypeVar("ContentT", bound=Content)
-
-
-_PLAIN = PlainCipher()
 
 
 class Segment(NamedTuple):
@@ -111,54 +117,6 @@ class History(msgspec.Struct, frozen=True, gc=False):
         raise ChainError(self.stream.session, position, "its history has no such position")
 
 
-def explain_missing(name: str, position: int) -> Steps[NoReturn]:
-    """Raise for a missing entry: why its session no longer has it, else ChainError.
-
-    NotFoundError if the session was deleted, CompactedError if it was compacted.
-    """
-    error = yield from _why_dropped(name, position)
-    raise error or ChainError(name, position, "it is missing")
-
-
-def _why_dropped(name: str, position: int) -> Steps[NotFoundError | None]:
-    """Return the error if a deletion or a compaction has removed the entry at a position."""
-    first = yield from requests.read(name, after=0, limit=1)
-    if not first or first[0].position <= position:
-        return None
-    if chain.verify_entry(name, first[0]).header.kind == Deleted.kind:
-        return NotFoundError(f"session {name!r}", "it was deleted while it was being read")
-    compaction = yield from find_compaction(name)
-    if compaction is not None and first[0].position <= compaction.first:
-        return CompactedError(name, position, compaction.first)
-    return None
-
-
-class CompactionPlace(NamedTuple):
-    """The newest compaction of a stream: its position, and the first one that it kept."""
-
-    position: int
-    first: int
-
-
-def find_compaction(name: str) -> Steps[CompactionPlace | None]:
-    """Return the newest compaction of a stream, or None.
-
-    Reads backward from the end. Only errors and salvage need it: the state has it.
-    """
-    after = 0
-    while entries := (yield from requests.read(name, after=after, limit=PAGE, reverse=True)):
-        for entry in entries:
-            for record in reversed(chain.verify_entry(name, entry).records):
-                if record.kind == Compacted.kind:
-                    content = chain.decode_content(name, record, _PLAIN)
-                    content = require_kind(name, record.position, content, Compacted)
-                    return CompactionPlace(record.position, content.first)
-        after = entries[-1].position
-        if after == 1:
-            break
-    return None
-
-
 def read_record(
     history: History, position: int, *, check_tip: bool = True
 ) -> Steps[VerifiedRecord]:
@@ -176,11 +134,13 @@ def read_record(
     # Backward: the entry that holds a position is the last one that does not begin after it.
     entries = yield from requests.read(stream.session, after=position + 1, limit=1, reverse=True)
     if not entries or not entries[0].position <= position <= entries[0].last:
-        yield from explain_missing(stream.session, position)
+        yield from explain_missing(stream.session, position, history.cipher)
     linked = chain.verify_entry(stream.session, entries[0])
     chain.require_same_stream(stream, linked)
     record = linked.records[position - linked.entry.position]
-    require_body(stream.session, record, history.erasures)
+    if history.cipher.is_placed:
+        yield from key_store.load_keys(history.cipher, linked.header)
+    require_body(stream.session, record, history.erasures, history.cipher)
     if position == history.tip.position:
         _require_digest(history, record)
     elif check_tip:
@@ -188,11 +148,22 @@ def read_record(
     return record
 
 
-def require_body(name: str, record: VerifiedRecord, erasures: Erasures | None) -> None:
-    """Raise ChainError if a body was emptied, and no `erased` record names it."""
-    if record.body is None and erasures and not erasures.cover(record.position, record.key):
+def require_body(
+    name: str, record: VerifiedRecord, erasures: Erasures | None, cipher: Cipher
+) -> None:
+    """Raise if a body was emptied, or its key destroyed, and no `erased` record names it.
+
+    A record whose key was destroyed has no body from here on.
+    """
+    is_destroyed = cipher.is_placed and keyed(cipher).is_destroyed(record.header.stream, record.key)
+    if record.body is not None and not is_destroyed:
+        return
+    if erasures and not erasures.cover(record.position, record.key):
+        if is_destroyed:
+            raise ErasedError(name, record.position, record.key)
         reason = "its body was overwritten, and no record says that it was erased"
         raise ChainError(name, record.position, reason)
+    record.body = None
 
 
 def require_tip(history: History) -> Steps[None]:
@@ -238,7 +209,7 @@ def require_kind(name: str, position: int, content: Content, kind: type[ContentT
     return content
 
 
-def verify_stored(append: Append) -> Steps[None]:
+def verify_stored(append: Append, cipher: Cipher) -> Steps[None]:
     """Raise DamagedError unless the store returns exactly the entries it acknowledged.
 
     It is no damage if another process deleted or compacted the session since, and dropped them.
@@ -250,7 +221,7 @@ def verify_stored(append: Append) -> Steps[None]:
     wrong = [entry for entry in append.entries if stored.get(entry.position) != entry]
     if wrong:
         is_missing = not any(entry.position in stored for entry in wrong)
-        if is_missing and (yield from _why_dropped(name, end_position)) is not None:
+        if is_missing and (yield from why_dropped(name, end_position, cipher)) is not None:
             return
         reason = "the entry read back differs from the one written"
         raise DamagedError(name, wrong[0].position, reason)
@@ -260,6 +231,23 @@ def verify_stored(append: Append) -> Steps[None]:
     # A later position is fine: another writer may have appended since.
     if end != written and end.position <= written.position:
         raise DamagedError(name, end_position, "the head was not advanced to the written entry")
+
+
+def require_next(stream: StreamIdentity, tip: ChainTip, linked: VerifiedEntry) -> StreamIdentity:
+    """Raise unless an entry follows the tip; return the stream, with its id filled in."""
+    if not stream.id:
+        stream = stream._replace(id=linked.header.stream)
+    chain.require_same_stream(stream, linked)
+    # Two kinds of entry need not link to the known tip: the first one of a stream, and a deletion,
+    # after which everything before it may have been dropped. Compactions and snapshots name the
+    # session too, also where nothing is left before them.
+    header = linked.header
+    begins = not tip.position and header.begins_stream
+    begins = begins and header.kind not in (Compacted.kind, Snapshot.kind)
+    dropped = header.kind == Deleted.kind and linked.entry.position > tip.position
+    if not begins and not dropped:
+        chain.require_follows(stream.session, tip, linked)
+    return stream
 
 
 class BackwardReader:
@@ -282,6 +270,7 @@ class BackwardReader:
         """The first page, if the caller has read it."""
         self._name = name
         self._cipher = cipher
+        self._is_sealed = cipher.is_placed
         self._tenant = tenant
         self._stream = history.stream if history else None
         self._expected = history.tip if history else None
@@ -313,21 +302,23 @@ class BackwardReader:
             entries = yield Read(self._name, after, size, reverse=True)
         if not entries:
             if self._expected is not None:
-                yield from explain_missing(self._name, self._expected.position)
+                yield from explain_missing(self._name, self._expected.position, self._cipher)
             self.ended = True
         records: list[VerifiedRecord] = []
         for entry in entries:
-            records += self._check(entry)
+            linked = chain.verify_entry(self._name, entry)
+            if self._is_sealed:
+                yield from key_store.load_keys(self._cipher, linked.header)
+            records += self._check(linked)
             if self.ended:  # Entries that a compaction is about to drop may follow.
                 break
         self._entries_read += len(entries)
         self._records_read += len(records)
         return records
 
-    def _check(self, entry: Entry) -> list[VerifiedRecord]:
+    def _check(self, linked: VerifiedEntry) -> list[VerifiedRecord]:
         """Return the records of an entry, newest first, without those after the tip."""
-        linked = chain.verify_entry(self._name, entry)
-        header, expected = linked.header, self._expected
+        entry, header, expected = linked.entry, linked.header, self._expected
         if self._stream is None:
             self._stream = StreamIdentity(self._name, header.stream, self._tenant)
         chain.require_same_stream(self._stream, linked)
@@ -356,9 +347,11 @@ class BackwardReader:
         Every emptied body must be named by an `erased` record, which comes after it.
         """
         for record in records:
+            if record.body is None or self._is_sealed:
+                require_body(self._name, record, self._erasures, self._cipher)
             if record.body is None:
-                require_body(self._name, record, self._erasures)
-            elif record.kind == Erased.kind:
+                continue
+            if record.kind == Erased.kind:
                 content = chain.decode_content(self._name, record, self._cipher)
                 self._erasures = self._erasures.add(content)
             elif record.kind == Compacted.kind and not self._begin:
@@ -451,6 +444,9 @@ class ForwardReader:
         for entry in entries:
             if entry.position <= segment.high:
                 self._queue(segment, entry)
+                linked = self._waiting[-1].linked
+                if self._history.cipher.is_placed and linked is not None:
+                    yield from key_store.load_keys(self._history.cipher, linked.header)
         if self._at == start:
             yield from self._skip_segment(segment)
         if self._at >= segment.high:
@@ -459,7 +455,7 @@ class ForwardReader:
     def _require_not_compacted(self, name: str, position: int) -> Steps[None]:
         """Raise if another process has compacted the session since this view was read."""
         try:
-            error = yield from _why_dropped(name, position)
+            error = yield from why_dropped(name, position, self._history.cipher)
         except DamagedError:
             if self._on_damage is None:
                 raise
@@ -504,7 +500,8 @@ class ForwardReader:
 
     def _skip_segment(self, segment: Segment) -> Steps[None]:
         try:
-            yield from explain_missing(segment.stream.session, self._at + 1)
+            cipher = self._history.cipher
+            yield from explain_missing(segment.stream.session, self._at + 1, cipher)
         except ChainError as error:
             self._queue_error(self._at + 1, error)
             self._at = segment.high
@@ -534,7 +531,7 @@ class ForwardReader:
 
     def _add(self, name: str, record: VerifiedRecord) -> None:
         try:
-            require_body(name, record, self._history.erasures)
+            require_body(name, record, self._history.erasures, self._history.cipher)
             self._ready.append(record)
         except DamagedError as error:
             self._report(error)

@@ -53,7 +53,13 @@ class Wait(NamedTuple):
     timeout: float
 
 
-Request = Read | Heads | Commit | CommitTogether | Drop | Wait
+class Keys(NamedTuple):
+    """A request to the key store, which may be another store than the one of the sessions."""
+
+    request: "Read | Heads | Commit | Drop"
+
+
+Request = Read | Heads | Commit | CommitTogether | Drop | Wait | Keys
 
 Steps = Generator[Request, Any, T]
 

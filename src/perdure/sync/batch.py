@@ -65,7 +65,7 @@ class TurnBatch(Batch):
 class StoreBatch:
     """Records of several sessions in one commit: all or none. Created by `store.batch`."""
 
-    def __init__(self, driver: Driver, settings: Settings) -> None:
+    def __init__(self, driver: Driver, settings: Callable[[], Settings]) -> None:
         self._driver = driver
         self._settings = settings
         self._open: bool | None = None
@@ -93,7 +93,8 @@ class StoreBatch:
         name = require_session_id(session if handle is None else handle.replica.name)
         if name in self._parts:
             raise UsageError(f"session {name!r} is in this batch already: use the same writer")
-        replica = self._driver.run(lifecycle.open_session(name, self._settings, must_exist=False))
+        settings = self._settings()
+        replica = self._driver.run(lifecycle.open_session(name, settings, must_exist=False))
         if handle is not None:
             past = handle.replica.history
             if past.tip != replica.tip:  # Moved, which `expect` tells, or put back.

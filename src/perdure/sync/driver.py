@@ -13,7 +13,17 @@ from perdure.backends.protocol import WATCH, Backend, require_watch
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
 from perdure.journal.chain import BODY_MAX
-from perdure.journal.requests import Commit, CommitTogether, Drop, Heads, Read, Request, Steps, Wait
+from perdure.journal.requests import (
+    Commit,
+    CommitTogether,
+    Drop,
+    Heads,
+    Keys,
+    Read,
+    Request,
+    Steps,
+    Wait,
+)
 from perdure.sync.concurrency import collect, sleep
 from perdure.sync.group_commit import GroupCommitter
 
@@ -29,6 +39,8 @@ class Driver:
         self.committer = committer
         self.longest_wait = watchers.longest_wait(backend)
         self.closed = False
+        self.key_driver: Driver | None = None
+        """Performs the requests to the key store, if that is another store."""
 
     def end_waits(self, stream: str) -> None:
         """Cancel this process's waits on a stream: a session is being closed."""
@@ -78,6 +90,8 @@ class Driver:
                 return backend.drop(stream, before=before)
             case Wait(stream, after, timeout):
                 return wait_for_records(backend, stream, after=after, timeout=timeout)
+            case Keys(wrapped):
+                return (self.key_driver or self).answer(wrapped)
 
 
 def wait_for_records(backend: Backend, stream: str, *, after: int, timeout: float) -> bool:

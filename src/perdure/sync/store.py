@@ -27,11 +27,12 @@ from perdure.core.lifecycle import SessionInfo
 from perdure.core.replay import guard
 from perdure.core.replay.guard import Guard
 from perdure.core.replica import Replica
-from perdure.core.settings import Settings, settings_of
+from perdure.core.settings import SealOptions, Settings, settings_of
 from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.core.validation import require_session_id
 from perdure.core.verify import StoreVerifyResult
 from perdure.errors import UsageError
+from perdure.journal.key_store import is_own
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
 from perdure.journal.requests import Steps
@@ -41,11 +42,13 @@ from perdure.sync.driver import Driver
 from perdure.sync.group_commit import GroupCommitter
 from perdure.sync.handle import Handle
 from perdure.sync.session import Session
+from perdure.sync.unlock import unlock
 from perdure.sync.values import Values
 from perdure.sync.verify import verify_store
 
 if TYPE_CHECKING:
     from perdure.formats.tokens import Counter
+    from perdure.keys import KeySource, MasterKey
 
 T = TypeVar("T")
 
@@ -53,11 +56,25 @@ T = TypeVar("T")
 class Store:
     """A store of sessions, created by `perdure.open`. Threads may share it."""
 
-    def __init__(self, backend: Backend, settings: Settings) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings,
+        *,
+        master: "MasterKey | None" = None,
+        key_backend: Backend | None = None,
+    ) -> None:
         self._backend = backend
         self._settings = settings._replace(tenant=tenant_of(backend))
         self._committer = GroupCommitter(backend)
         self._driver = Driver(backend, self._committer)
+        self._key_backend = key_backend
+        if key_backend is not None:
+            self._key_committer = GroupCommitter(key_backend)
+            self._driver.key_driver = Driver(key_backend, self._key_committer)
+        self._master = master
+        self._unlocked = False
+        """Whether it is known whether the store is sealed, and its keys are at hand."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -88,13 +105,23 @@ class Store:
         if Guard.used:
             guard.require_live(f"{action} in the live store {self._backend.name}")
 
+    def _unlock(self) -> Settings:
+        """Return the settings; find out first whether the store is sealed, and get its keys."""
+        if not self._unlocked:
+            self._require_live("read")
+            options = SealOptions(self._master, self._key_backend is not None)
+            self._settings = unlock(self._driver, self._settings, options)
+            self._unlocked = True
+        return self._settings
+
     def _run(self, steps: Steps[T], action: str = "read") -> T:
         self._require_live(action)
         return self._driver.run(steps)
 
     def _open(self, id: str, *, must_exist: bool) -> Replica:
         name = require_session_id(id)
-        steps = lifecycle.open_session(name, self._settings, must_exist=must_exist)
+        settings = self._settings if self._unlocked else self._unlock()
+        steps = lifecycle.open_session(name, settings, must_exist=must_exist)
         with events.span("open", store=self._backend.name, session=name) as span:
             replica = self._run(steps, f"session {name!r}")
             if replica.exists:
@@ -110,7 +137,7 @@ class Store:
         """
         self._require_live("batch")
         require_atomic(self._backend)
-        return StoreBatch(self._driver, self._settings)
+        return StoreBatch(self._driver, self._unlock)
 
     def sessions(  # noqa: PLR0913 - each is a choice of its own
         self,
@@ -145,9 +172,13 @@ class Store:
         self._require_live("read")
         if limit == 0:
             return
+        settings = self._unlock()
+        query = fields.seal_query(query, settings)
         remaining = limit
         for head in self._heads(query, prefix=prefix, after=after, deleted=deleted):
-            yield lifecycle.session_info(head)
+            if is_own(head.stream):  # Keys, which have the label of deleted sessions.
+                continue
+            yield lifecycle.session_info(head, settings)
             if remaining is not None:
                 remaining -= 1
                 if not remaining:
@@ -184,9 +215,10 @@ class Store:
         continues with the next readable record.
         """
         name = require_session_id(id)
-        past = self._run(salvage.salvage_history(name, self._settings, on_damage))
+        settings = self._unlock()
+        past = self._run(salvage.salvage_history(name, settings, on_damage))
         chosen = history.RecordFilter(after)
-        records = history.RecordReader(past, self._settings, chosen, on_damage=on_damage)
+        records = history.RecordReader(past, settings, chosen, on_damage=on_damage)
         while (page := self._run(records.page())) is not None:
             yield from page
 
@@ -214,7 +246,7 @@ class Store:
         """
         name = require_session_id(id)
         with events.span("delete", store=self._backend.name, session=name):
-            steps = lifecycle.delete_session(name, self._settings, reason=reason)
+            steps = lifecycle.delete_session(name, self._unlock(), reason=reason)
             self._run(steps, f"delete {name!r}")
 
     def guarantees(self) -> Guarantees:
@@ -233,6 +265,9 @@ class Store:
             with ExitStack() as stack:
                 stack.enter_context(events.span("close", store=self._backend.name, session=""))
                 stack.callback(self._backend.close)
+                if self._key_backend is not None:
+                    stack.callback(self._key_backend.close)
+                    stack.callback(self._key_committer.drain)
                 stack.callback(self._committer.drain)
                 for handle in _all_handles(self._driver.handles):
                     stack.callback(handle.drain)
@@ -260,6 +295,8 @@ def open(
     clock: Callable[[], float] = time.time,
     verify_writes: bool = False,
     tokens: "str | Counter | None" = None,
+    keys: "KeySource | None" = None,
+    key_store: "Address | Backend | None" = None,
 ) -> Store:
     """Open a store: a path, `files:directory`, `postgresql://…`, `memory:`, or a backend.
 
@@ -270,14 +307,35 @@ def open(
     and compared before it counts as stored. `tokens`, a model's name or a custom Counter, counts
     the tokens of messages as they are stored, so that windows need not count them again.
 
+    `keys` encrypts the store: `env:NAME`, `file:PATH`, `passphrase:env:NAME`, a callable that
+    returns a key, or an object with `wrap` and `unwrap` (`perdure.keys`). A new store is
+    sealed when it is first used; from then on nothing is read or written without its keys. The
+    store keeps them itself, encrypted, or `key_store` does, which is another store.
+
     A setting that would break a promise of the store raises UnsupportedError, unless the address
     accepts it by name: `sqlite:agents.db?accept=network-filesystem`. `Store.guarantees` lists
     what is guaranteed.
     """
     guard.require_live("perdure.open")
     settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
+    master = None if keys is None else _require_master(keys)
+    if key_store is not None and master is None:
+        raise UsageError("key_store= is where keys are kept: give keys= too")
+    backend = _open_store(address)
+    if key_store is None:
+        return Store(backend, settings, master=master)
+    return Store(backend, settings, master=master, key_backend=_open_store(key_store))
+
+
+def _open_store(address: "Address | Backend") -> Backend:
     if isinstance(address, str | os.PathLike):
-        return Store(open_backend(address), settings)
+        return open_backend(address)
     require_backend(address)
     _emit_downgrades(address)
-    return Store(address, settings)
+    return address
+
+
+def _require_master(keys: "KeySource") -> "MasterKey":
+    from perdure.keys import master_key
+
+    return master_key(keys)

@@ -137,6 +137,7 @@ COMMAND_LINES: dict[str, tuple[bool, str]] = {
     "doctor": (False, "--appends 1 {store}"),  # It removes the session of its trials.
     "effects": (False, "unknown --store {store}"),
     "import": (True, "{folder}/messages.json --store {store}"),
+    "keys": (False, "list --store {store}"),
     "ls": (False, "--store {store}"),
     "migrate": (False, "{store}"),
     "release": (True, "leased --force --store {store}"),

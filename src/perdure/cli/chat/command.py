@@ -30,6 +30,8 @@ from perdure.cli.stores import (
     InvalidCallError,
     OpenStore,
     StoreCommand,
+    given_keys,
+    keys_option,
     refuse_memory,
     without_password,
 )
@@ -132,6 +134,7 @@ content, interrupted, finish_reason, error.
     default=DEFAULT_STORE,
     help=f"Store; created if missing. [default: PERDURE_URL, else {DEFAULT_STORE}]",
 )
+@keys_option
 def chat(
     address: str,
     session: str | None,
@@ -187,7 +190,7 @@ def _exact_counter(chosen: ModelChoice) -> Counter | None:
 def _open_store(address: str, counter: Counter | None) -> Iterator[OpenStore]:
     refuse_memory(address)
     backend = open_backend(address)
-    with perdure.open(backend, tokens=counter) as store:
+    with perdure.open(backend, tokens=counter, **given_keys().options) as store:
         yield OpenStore(store, backend)
 
 

@@ -25,9 +25,10 @@ from perdure.journal import chain, codec
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
 from perdure.journal.cipher import PlainCipher
 from perdure.journal.ids import random_text
+from perdure.journal.key_store import OWN_PREFIX
 from perdure.journal.records import Deleted
 
-PREFIX = "perdure-doctor-"
+PREFIX = f"{OWN_PREFIX}doctor/"  # No session: a sealed store has only sealed ones.
 
 LABELS = frozenset({DELETED})
 

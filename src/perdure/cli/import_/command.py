@@ -27,6 +27,8 @@ from perdure.cli.stores import (
     DEFAULT_STORE,
     InvalidCallError,
     StoreCommand,
+    given_keys,
+    keys_option,
     refuse_memory,
 )
 from perdure.cli.terminal import ProgressBar, echo_json
@@ -104,6 +106,7 @@ element, byte) and leftovers (element, byte, reason).
     default=DEFAULT_STORE,
     help=f"Store; created if missing. [default: PERDURE_URL, else {DEFAULT_STORE}]",
 )
+@keys_option
 def import_(  # noqa: PLR0913 - the options of the command
     address: str,
     files: tuple[Path, ...],
@@ -221,7 +224,7 @@ def _open_store(address: str, *, make: bool) -> Iterator[Store | None]:
     if not make and path is not None and not path.exists():
         yield None
         return
-    with perdure.open(address) as store:
+    with perdure.open(address, **given_keys().options) as store:
         yield store
 
 

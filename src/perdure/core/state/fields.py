@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from perdure.backends.fields import FIELD_BYTES_MAX, FIELD_MARK, FIELDS_MAX
+from perdure.backends.fields import FIELD_MARK, FIELDS_MAX
 from perdure.core.validation import require_text
 from perdure.errors import DamagedError, UsageError
 from perdure.journal import scalars
@@ -21,7 +21,7 @@ FieldValue = str | int | float | bool | datetime
 
 NAME_BYTES_MAX = 63  # bytes of UTF-8
 
-TEXT_BYTES_MAX = FIELD_BYTES_MAX - NAME_BYTES_MAX - 2  # bytes of UTF-8; mark and type take two
+TEXT_BYTES_MAX = 255  # bytes of UTF-8; name, mark and text fit into a label, encrypted or not
 
 INTEGER_MAX = 2**53 - 1  # a double has every integer up to this one, so all numbers have one order
 

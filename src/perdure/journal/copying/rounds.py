@@ -26,7 +26,9 @@ from perdure.journal.copying.plan import (
 )
 from perdure.journal.copying.reader import compare_stream
 from perdure.journal.copying.requests import CopyProgress, CopySteps, Phase, Side
+from perdure.journal.copying.seals import require_copyable
 from perdure.journal.copying.streams import StreamCopier
+from perdure.journal.key_store import SEAL, is_own, keys_stream
 
 ROUNDS_MAX = 16  # rounds; a writer as fast as the copy would otherwise keep it running forever
 
@@ -87,10 +89,15 @@ class CopyRun:
         self._seen, self._total, self._expected = 0, 0, 0
         self._round = 0
         self._verified = 0
+        self.same_tenant = True
+        """Whether both stores have the same tenant, which encrypted sessions are bound to."""
 
     def steps(self) -> CopySteps[CopyResult]:
         """Copy and return the result; raise NotFoundError for ids that the source does not have."""
+        mark = yield from require_copyable(self._selection, same_tenant=self.same_tenant)
         yield from self._check("source")
+        if mark is not None and not self._dry_run:
+            yield from self._copier.copy_named([keys_stream(mark.store), SEAL])
         pending = yield from self._survey()
         if self._dry_run:
             return self._result(left=self._expected, sessions=len(pending))
@@ -220,9 +227,10 @@ class CopyRun:
         pairs, self._phase, self._seen = StreamPairs(self._selection), phase, 0
         yield self._progress()  # The phase may take long even with few sessions.
         while (pair := (yield from pairs.next())) is not None:
-            self._seen += 1
-            if phase == "counting":
-                self._total += 1
+            name = pair.stream if isinstance(pair, DamagedError) else pair.head.stream
+            if not is_own(name):  # Keys are copied too, and are no sessions.
+                self._seen += 1
+                self._total += phase == "counting"
             if isinstance(pair, DamagedError):
                 reason = pair.reason
                 self._unreadable[pair.stream] = Problem(pair.stream, "damaged", reason)

@@ -9,13 +9,13 @@ is copied of a damaged stream: a long one is read to its end first.
 A branch needs its history, which is in another stream: that one is copied first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from perdure.backends.protocol import DELETED, HALF_COPIED, Append, Head
 from perdure.errors import ChainError, DamagedError, PerdureError, UnsupportedError, VersionError
 from perdure.journal import chain
 from perdure.journal.chain import VerifiedEntry
-from perdure.journal.cipher import PlainCipher
+from perdure.journal.cipher import PLAIN, PlainCipher
 from perdure.journal.copying import requests
 from perdure.journal.copying.plan import (
     CopyRefused,
@@ -28,6 +28,8 @@ from perdure.journal.copying.plan import (
 )
 from perdure.journal.copying.reader import StreamReader
 from perdure.journal.copying.requests import CopyProgress, CopySteps, Side
+from perdure.journal.copying.seals import find_branches
+from perdure.journal.key_store import data_key_stream, is_own, keys_of
 from perdure.journal.reader import parent_of
 from perdure.journal.records import Branched, BranchKept, BranchReleased
 
@@ -68,6 +70,8 @@ class StreamCopier:
         self._waiting: dict[str, Append] = {}
         self._size = 0
         self._visiting: set[str] = set()
+        self._key_streams: set[str] = set()
+        """The streams of keys that were copied because entries name them."""
 
     def copy_stream(self, head: Head, target: Head | None) -> CopySteps[None]:
         """Copy the entries of a stream that the target lacks, or record the problem."""
@@ -150,11 +154,31 @@ class StreamCopier:
             # The labels at this point are unknown: a head holds only the current ones.
             labels = head.labels if reader.ended else frozenset({HALF_COPIED})
             snapshot = head.snapshot if head.snapshot <= entries[-1].last else 0
+            yield from self._copy_keys(page)
             yield from self._add(Append(head.stream, entries, labels, previous or "", snapshot))
             if reader.ended:
                 return
             previous = page[-1].digest
             page = yield from reader.page()
+
+    def _copy_keys(self, page: list[VerifiedEntry]) -> CopySteps[None]:
+        """Copy the keys of entries, durably, before the entries that name them."""
+        names = {
+            data_key_stream(linked.header.stream, key)
+            for linked in page
+            for key in keys_of(linked.header)
+        } - self._key_streams
+        if names:
+            yield from self.copy_named(sorted(names))
+            self._key_streams |= names
+
+    def copy_named(self, names: Sequence[str]) -> CopySteps[None]:
+        """Copy streams by their names, in this order, if the source has them."""
+        for name in names:
+            head = yield from requests.head("source", name)
+            if head is not None:
+                yield from self.copy_stream(head, (yield from requests.head("target", name)))
+            yield from self.flush()
 
     def _add(self, append: Append) -> CopySteps[None]:
         if append.stream in self._waiting:
@@ -194,7 +218,8 @@ class StreamCopier:
                 return
             at = stored[-1].last
         self.copied[name] = chain.entry_digest(entries[-1])
-        self.tally.sessions.add(name)
+        if not is_own(name):
+            self.tally.sessions.add(name)
         self.tally.records += sum(entry.records for entry in entries)
         self.tally.bytes += sum(entry.size for entry in entries)
 
@@ -284,13 +309,19 @@ def _living_branches(target: Head) -> CopySteps[list[Head]]:
     is deleted in the target too, when its stream is copied; one that exists needs its history.
     """
     living = []
-    for kept in (yield from _read_keeps(target)).values():
-        head = (yield from requests.head("target", kept.branch)) if kept.branch else None
+    first = chain.verify_entry(target.stream, (yield from read_one("target", target.stream)))
+    if first.header.suite == PLAIN:
+        keeps = [*(yield from _read_keeps(target)).values()]
+        branches = [(kept.branch, kept.stream) for kept in keeps]
+    else:
+        branches = yield from find_branches(target.stream, first.header.stream)
+    for name, stream in branches:
+        head = (yield from requests.head("target", name)) if name else None
         if head is None or DELETED in head.labels:
             continue
-        first = yield from read_one("target", kept.branch)
-        header = chain.verify_entry(kept.branch, first).header
-        if (header.kind, header.stream) == (Branched.kind, kept.stream):
+        entry = yield from read_one("target", name)
+        header = chain.verify_entry(name, entry).header
+        if (header.kind, header.stream) == (Branched.kind, stream):
             living.append(head)
     return living
 

@@ -1,0 +1,64 @@
+"""Why an entry is missing: its session was deleted or compacted, or it is damage. Steps; pure."""
+
+from typing import NamedTuple, NoReturn
+
+from perdure.errors import ChainError, CompactedError, NotFoundError
+from perdure.journal import chain, key_store, requests
+from perdure.journal.cipher import Cipher
+from perdure.journal.compaction import Compacted
+from perdure.journal.records import Deleted
+from perdure.journal.requests import Steps
+
+PAGE = 128  # entries per read
+
+
+def explain_missing(name: str, position: int, cipher: Cipher) -> Steps[NoReturn]:
+    """Raise for a missing entry: why its session no longer has it, else ChainError.
+
+    NotFoundError if the session was deleted, CompactedError if it was compacted.
+    """
+    error = yield from why_dropped(name, position, cipher)
+    raise error or ChainError(name, position, "it is missing")
+
+
+def why_dropped(name: str, position: int, cipher: Cipher) -> Steps[NotFoundError | None]:
+    """Return the error if a deletion or a compaction has removed the entry at a position."""
+    first = yield from requests.read(name, after=0, limit=1)
+    if not first or first[0].position <= position:
+        return None
+    if chain.verify_entry(name, first[0]).header.kind == Deleted.kind:
+        return NotFoundError(f"session {name!r}", "it was deleted while it was being read")
+    compaction = yield from find_compaction(name, cipher)
+    if compaction is not None and first[0].position <= compaction.first:
+        return CompactedError(name, position, compaction.first)
+    return None
+
+
+class CompactionPlace(NamedTuple):
+    """The newest compaction of a stream: its position, and the first one that it kept."""
+
+    position: int
+    first: int
+
+
+def find_compaction(name: str, cipher: Cipher) -> Steps[CompactionPlace | None]:
+    """Return the newest compaction of a stream, or None.
+
+    Reads backward from the end. Only errors and salvage need it: the state has it.
+    """
+    after = 0
+    while entries := (yield from requests.read(name, after=after, limit=PAGE, reverse=True)):
+        for entry in entries:
+            linked = chain.verify_entry(name, entry)
+            for record in reversed(linked.records):
+                if record.kind == Compacted.kind:
+                    if cipher.is_placed:
+                        yield from key_store.load_keys(cipher, linked.header)
+                    content = chain.decode_content(name, record, cipher)
+                    if not isinstance(content, Compacted):
+                        raise ChainError(name, record.position, "it is not a compaction")
+                    return CompactionPlace(record.position, content.first)
+        after = entries[-1].position
+        if after == 1:
+            break
+    return None

@@ -205,3 +205,23 @@ def test_calls_are_shown_with_what_became_of_them(tmp_path: Path) -> None:
     assert "its result of type tuple could not" in " ".join(shown.split())
     assert "(0, 'free')" in shown
     assert "may have happened, outcome unknown: effect" in shown
+
+
+def test_a_call_of_the_responses_api_is_shown_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with perdure.open(path) as store:
+        store.session("s").append(
+            {"role": "user", "content": "pay"},
+            {
+                "type": "function_call",
+                "call_id": "call_1",
+                "name": "pay",
+                "arguments": '{"amount": 3}',
+                "status": "completed",
+            },
+            {"type": "function_call_output", "call_id": "call_1", "output": "paid"},
+        )
+    shown = invoke(path, "show", "s").stdout
+    assert "→ pay(amount=3) [call_1]" in shown
+    assert "status: completed" in shown
+    assert "output: paid" in shown

@@ -86,6 +86,16 @@ def test_wrong_arguments_are_refused_before_a_turn_begins() -> None:
     with pytest.raises(UsageError, match="two tools have the name 'pay'"):
         perdure.Agent(session, model, [pay, other])
     perdure.Agent(session, model, [pay, pay])
+    limits: tuple[tuple[str, Any], ...] = (
+        *(("parallel", 0), ("parallel", -1), ("parallel", "all"), ("max_steps", -1)),
+        *(("max_tool_calls", -1), ("max_tokens", 0), ("timeout", -1.0)),
+    )
+    for name, value in limits:
+        with pytest.raises(UsageError, match=name):
+            perdure.Agent(session, model, **{name: value})
+    perdure.Agent(session, model, parallel=1, max_tool_calls=0, max_tokens=100)
+    with pytest.raises(UsageError, match="parallel must be 1 or more"):
+        session.run_tool_calls(None, [], parallel=0)
     for wrong in (None, 5):
         with pytest.raises(UsageError, match="pass a function that gets the turn"):
             session.run("r1", wrong, "Go.")

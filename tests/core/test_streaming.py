@@ -642,3 +642,31 @@ def test_a_flush_interval_that_is_no_duration_is_refused_before_any_chunk_is_rea
         with pytest.raises(UsageError, match="flush_every must be a number of seconds"):
             turn.stream(chunks, flush_every=seconds)
         assert list(turn.stream(chunks, flush_every=0)) == WHOLE
+
+
+FAILED_STREAMS: dict[str, list[dict[str, Any]]] = {
+    "responses": [{"type": "error"}],
+    "anthropic": [{"type": "error", "error": {"type": "overloaded_error", "message": "no"}}],
+    "later": [
+        {"type": "response.created", "response": {"id": "r"}},
+        {"type": "error", "message": "no"},
+    ],
+}
+
+
+@pytest.mark.parametrize("stream", FAILED_STREAMS)
+def test_a_stream_that_brings_an_error_and_no_answer_leaves_no_completed_turn(stream: str) -> None:
+    session = perdure.open("memory:").session("s")
+    chunks = FAILED_STREAMS[stream]
+    seen: list[object] = []
+    with (
+        pytest.raises(UsageError, match="ended without an answer"),
+        session.turn("question", id="r1") as turn,
+    ):
+        seen.extend(turn.stream(chunks))
+    assert seen == chunks
+    assert session.find_turn("r1").state == "failed"
+    with session.turn("question", id="r1") as turn:
+        turn.append(said("answer", "assistant"))
+    assert session.find_turn("r1").state == "completed"
+    assert [message["content"] for message in session.messages()] == ["question", "answer"]

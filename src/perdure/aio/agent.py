@@ -16,7 +16,7 @@ from perdure.aio.turn import AsyncTurn
 from perdure.core.agent import MAX_STEPS, AgentLimits, measure_progress, require_reply
 from perdure.core.effects.calls import require_returned
 from perdure.core.effects.model_calls import PendingModelCall
-from perdure.core.validation import require_str
+from perdure.core.validation import require_int, require_parallel, require_str
 from perdure.errors import AgentLimitError, EffectError, UsageError
 from perdure.formats.intake import IncomingMessage
 from perdure.formats.parts import CHAT
@@ -67,9 +67,11 @@ class AsyncAgent:
         self._tools, self._definitions = _prepare_tools(session, tools, self._format)
         self._instructions = require_str(instructions or "", "instructions")
         self._limits = AgentLimits(max_steps, max_tool_calls, timeout).require_valid()
+        if max_tokens is not None and require_int(max_tokens, "max_tokens") < 1:
+            raise UsageError(f"max_tokens must be 1 or more, or None, not {max_tokens}")
         self._max_tokens = max_tokens
         self._counter = counter
-        self._parallel = parallel
+        self._parallel = require_parallel(parallel)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r} of {self.session.id!r}>"

@@ -21,7 +21,7 @@ class AsyncStream:
     when the turn ends. A stream of plain texts is over when its source is.
 
     A value that is no chunk raises UsageError. The chunks before it are durable, and reading may
-    continue.
+    continue. So does the end of a stream that brought no answer, such as one with an error.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class AsyncStream:
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
             await self._end(self._answering.end(self._duration, exhausted=True))
+            self._answering.require_answer()
             raise
         except BaseException:
             await self._end(self._answering.piece())

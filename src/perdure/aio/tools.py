@@ -49,7 +49,7 @@ from perdure.core.effects.results import (
     unstored_outcome,
 )
 from perdure.core.plans import REFRESH_SILENTLY, T
-from perdure.core.validation import require_int, require_text
+from perdure.core.validation import require_parallel, require_text
 from perdure.errors import (
     ApprovalPendingError,
     EffectError,
@@ -383,7 +383,7 @@ async def run_tool_calls(
     handle: AsyncHandle, message: object | None, offered: ToolSet, *, parallel: int
 ) -> list[dict[str, Any]]:
     """Make the calls of a message, or all open calls, and return the result messages."""
-    require_int(parallel, "parallel")
+    require_parallel(parallel)
     running = await _active_turn(handle, "run_tool_calls")
     if message is None and running.ended:
         return []

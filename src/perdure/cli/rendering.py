@@ -66,6 +66,9 @@ RENDERED_KEYS = {
 }
 
 
+# The same for items of the Responses API, by type.
+RENDERED_KEYS_OF = {"function_call": frozenset({"type", "arguments", "call_id"})}
+
 # The values in which adapters keep the state of their framework: long, and not for people.
 ADAPTER_KEYS = frozenset({"autogen", "agentchat.run", "agentchat.state"})
 
@@ -297,8 +300,9 @@ def message_parts(message: dict[str, Any]) -> Iterator[str]:
         yield f"refusal: {message['refusal']}"
     for call in _tool_calls(message):
         yield _call_text(call)
+    shown = RENDERED_KEYS | RENDERED_KEYS_OF.get(str(message.get("type")), frozenset())
     for key, value in message.items():
-        if key not in RENDERED_KEYS and value is not None:
+        if key not in shown and value is not None:
             yield f"{key}: {value if isinstance(value, str) else _json(value)}"
 
 
@@ -317,6 +321,8 @@ def _part_text(part: Any) -> str:
 def _tool_calls(message: dict[str, Any]) -> list[Any]:
     calls = message.get("tool_calls") or []
     legacy_call = message.get("function_call")
+    if message.get("type") == "function_call":  # An item of the Responses API.
+        calls = [{"id": message.get("call_id"), "function": message}]
     return [
         *(calls if isinstance(calls, list) else [calls]),
         *([{"function": legacy_call}] if legacy_call else []),

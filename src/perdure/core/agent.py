@@ -63,8 +63,8 @@ class AgentLimits(NamedTuple):
         """Return the limits, or raise UsageError."""
         for name in ("max_steps", "max_tool_calls"):
             value = getattr(self, name)
-            if value is not None:
-                require_int(value, name)
+            if value is not None and require_int(value, name) < 0:
+                raise UsageError(f"{name} must be 0 or more, or None, not {value}")
         require_timeout(self.timeout)
         return self
 

@@ -137,6 +137,8 @@ def find_cut(
 ) -> Steps[Cut]:
     """Read a session and return where to cut it. Damage in what would be dropped is raised."""
     request.checked()
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress must be a function, not {type(progress).__qualname__}")
     final, past, _ = replica.view
     base = yield from replica.loader.base_of(past)
     survey, name = _Survey(base, final), replica.name

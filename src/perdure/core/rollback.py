@@ -51,8 +51,7 @@ def skip_dropped(replica: "Replica", fresh: "Replica") -> Steps[bool]:
     is_same = not known.id or fresh.history.stream == known
     if not is_same or not fresh.state.compacted or fresh.state.begin <= replica.tip.position:
         return False
-    base = yield from fresh.loader.base_of(fresh.history)
-    if base is not None and not base.compacted and base.begin > replica.tip.position:
+    if fresh.state.created > replica.tip.position:
         replica.deleted = True  # It began anew after a deletion, which was dropped as well.
         replica.require_present()
     replica.view = fresh.view

@@ -62,6 +62,17 @@ class AnswerRecorder:
         """The messages of the answer so far."""
         return self._collector.messages() if self._collector else []
 
+    def require_answer(self) -> None:
+        """Raise UsageError if the source has ended, and nothing of it is an answer.
+
+        So it is after an event that reports an error of the provider. The turn would be complete,
+        and have no answer.
+        """
+        collector = self._collector
+        if collector is not None and not (collector.finished(exhausted=True) or self.messages):
+            reason = "the stream ended without an answer, perhaps with an error of the provider"
+            raise UsageError(f"{reason}: see its last chunk, and call the model again")
+
     def piece(self) -> Plan[int] | None:
         """Return a plan that stores the chunks since the last piece; None if there are none."""
         data = self._collector.piece() if self._collector else None

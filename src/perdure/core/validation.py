@@ -50,6 +50,13 @@ def require_seconds(seconds: object, what: str) -> float:
     return timeout
 
 
+def require_parallel(count: object) -> int:
+    """Return how many calls may run at once; UsageError unless it is 1 or more."""
+    if (number := require_int(count, "parallel")) < 1:
+        raise UsageError(f"parallel must be 1 or more, not {number}")
+    return number
+
+
 def require_timeout(seconds: object, what: str = "timeout") -> float | None:
     """Return a timeout in seconds; None waits forever. Anything else is a UsageError."""
     if seconds is None:

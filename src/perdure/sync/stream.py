@@ -22,7 +22,7 @@ class Stream:
     when the turn ends. A stream of plain texts is over when its source is.
 
     A value that is no chunk raises UsageError. The chunks before it are durable, and reading may
-    continue.
+    continue. So does the end of a stream that brought no answer, such as one with an error.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Stream:
             chunk = next(self._chunks)
         except StopIteration:
             self._end(self._answering.end(self._duration, exhausted=True))
+            self._answering.require_answer()
             raise
         except BaseException:
             self._end(self._answering.piece())

@@ -41,7 +41,7 @@ from perdure.core.effects.results import (
     unstored_outcome,
 )
 from perdure.core.plans import REFRESH_SILENTLY
-from perdure.core.validation import require_int, require_text
+from perdure.core.validation import require_parallel, require_text
 from perdure.errors import (
     ApprovalPendingError,
     EffectError,
@@ -363,7 +363,7 @@ def run_tool_calls(
     handle: Handle, message: object | None, offered: ToolSet, *, parallel: int
 ) -> list[dict[str, Any]]:
     """Make the calls of a message, or all open calls, and return the result messages."""
-    require_int(parallel, "parallel")
+    require_parallel(parallel)
     running = _active_turn(handle, "run_tool_calls")
     if message is None and running.ended:
         return []

@@ -353,3 +353,31 @@ async def test_unknown_versions_of_the_sdk_are_refused(
     monkeypatch.setattr("perdure.adapters.openai_agents.session.version", lambda _: "0.99.1")
     with pytest.raises(perdure.UnsupportedError, match=r"0\.99\.1"):
         PerdureSession("s", store)
+
+
+@pytest.mark.parametrize("write", ["add", "pop", "clear"])
+async def test_a_write_that_others_keep_overtaking_ends_with_a_conflict(
+    store: perdure.AsyncStore, write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = PerdureSession("s", store)
+    await own.add_items([USER])
+    attempts = []
+
+    async def overtaken(*args: Any, **options: Any) -> Any:
+        attempts.append(args)
+        if len(attempts) < limit:
+            raise perdure.ConflictError("s", 1, 2)
+        return await real(*args, **options)
+
+    session = await own.open()
+    name = "append" if write == "add" else "retract"
+    real = getattr(session, name)
+    monkeypatch.setattr(session, name, overtaken)
+    calls = {"add": lambda: own.add_items([USER]), "pop": own.pop_item, "clear": own.clear_session}
+    limit = 10_000
+    with pytest.raises(perdure.ConflictError):
+        await calls[write]()
+    assert len(attempts) == 64
+    limit = len(attempts) + 5
+    await calls[write]()  # Soon enough, it is done.
+    assert len(await own.get_items()) == (2 if write == "add" else 0)

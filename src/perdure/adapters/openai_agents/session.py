@@ -1,10 +1,10 @@
 """PerdureSession: a session of the Agents SDK, stored as a session of perdure."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from copy import copy
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from agents import Agent, ItemHelpers, Model, RunConfig, Runner, RunState, SessionSettings
@@ -43,6 +43,10 @@ from perdure.errors import (
 )
 
 VERSIONS = "0.24."  # The adapter uses private names of these releases.
+
+ATTEMPTS_MAX = 64  # of one write that other writers keep overtaking; a caller must not hang
+
+T = TypeVar("T")
 
 # Prefixes of run ids, which are turn ids: the rest was chosen by the caller, or generated.
 CALLER_PREFIX, GENERATED_PREFIX = "openai_agents:", "openai_agents."
@@ -148,41 +152,37 @@ class PerdureSession:
             return
         session = await self.open()
         opaque = any(map(is_opaque, items))
-        while True:
+
+        async def append() -> None:
             before = session.position
-            try:
-                position = await session.append(*items, opaque=opaque)
-            except ConflictError:  # Other writers came first; the session has caught up.
-                continue
-            break
-        if self._items is not None:
-            self._items.note_appended(items, position, before)
+            position = await session.append(*items, opaque=opaque)
+            if self._items is not None:
+                self._items.note_appended(items, position, before)
+
+        await _retry(append)
 
     async def pop_item(self) -> Item | None:
         """Take back the newest item and return it; None if there is none. Its record stays."""
-        while True:
+
+        async def pop() -> Item | None:
             session, items = await self._load()
             last = items.last()
-            if last is None:
-                return None
-            try:
+            if last is not None:
                 await session.retract(await items.last_position(), reason="pop_item")
-            except ConflictError:
-                continue
-            items.note_popped()
+                items.note_popped()
             return last
+
+        return await _retry(pop)
 
     async def clear_session(self) -> None:
         """Take back all items. Their records stay: `store.delete(id)` removes them."""
-        while True:
+
+        async def clear() -> None:
             session, items = await self._load()
-            if not len(items):
-                return
-            try:
+            if len(items):
                 await session.retract(range(1, session.position + 1), reason="clear_session")
-            except ConflictError:
-                continue
-            return
+
+        await _retry(clear)
 
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[Item], bool] | None = None
@@ -448,6 +448,16 @@ class PerdureSession:
         finally:
             _live_runs.discard(run.turn.id)
             await run.close()
+
+
+async def _retry(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Make an attempt again while other writers come first; in the end, raise ConflictError."""
+    for _ in range(ATTEMPTS_MAX - 1):
+        try:
+            return await attempt()
+        except ConflictError:
+            continue  # The session has caught up.
+    return await attempt()
 
 
 def require_version() -> None:

@@ -61,10 +61,10 @@ from perdure.journal.records import (
     ViewStored,
 )
 
-STATE_VERSION = 14
+STATE_VERSION = 15
 
 # By version: what converts facts of that version to the next one. The facts of a compaction have no
-# records behind them any more, so every version from 14 on needs an entry here.
+# records behind them any more, so every version from 15 on needs an entry here.
 FACTS_UPCASTS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
@@ -134,6 +134,7 @@ class SessionState:
         "carried",
         "compacted",
         "conversation",
+        "created",
         "deleted",
         "dropped_ids",
         "effects",
@@ -179,6 +180,8 @@ class SessionState:
         self.effects = EffectsState()
         self.lease: LeaseState | None = None
         self.lineage: tuple[ParentStream, ...] = ()
+        self.created = 0
+        """The position of the deletion after which the session was created again, or 0."""
         self.begin = 0
         """The first position that is kept: of a deletion before the session was created again, or
         of the first record that a compaction did not drop. 0 if it begins at 1."""
@@ -206,6 +209,7 @@ class SessionState:
         copy.topics, copy.views = self.topics, self.views
         copy.labels, copy.lineage, copy.fields = self.labels, self.lineage, self.fields
         copy.kept_branches, copy.begin = self.kept_branches, self.begin
+        copy.created = self.created
         copy.compacted, copy.carried = self.compacted, self.carried
         copy.dropped_ids = self.dropped_ids
         copy.deleted, copy.lease = self.deleted, self.lease
@@ -415,7 +419,7 @@ class SessionState:
 
     def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
         self.__init__()  # type: ignore[misc] # A deletion clears all earlier state.
-        self.deleted, self.begin = True, position
+        self.deleted, self.begin, self.created = True, position, position
 
     _changes: ClassVar[dict[str, Callable[..., None]]] = {
         "effect.intent": _effect_intent,
@@ -479,6 +483,7 @@ class SessionState:
             "lease": _to_json_tree(self.lease),
             "lineage": _to_json_tree(self.lineage),
             "begin": self.begin,
+            "created": self.created,
             "compacted": self.compacted,
             "carried": [[*pair] for pair in self.carried.items()],
             "dropped_ids": _to_json_tree(self.dropped_ids),
@@ -528,6 +533,7 @@ class SessionState:
             for keep, (reason, branch, stream) in facts.kept_branches.items()
         }
         state.lineage, state.begin, state.lease = facts.lineage, facts.begin, facts.lease
+        state.created = facts.created
         state.conversation = facts.conversation
         state.effects = EffectsState.of(facts.effects, facts.approvals)
         state.erasures = facts.erasures
@@ -548,6 +554,7 @@ class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
     lease: LeaseState | None
     lineage: tuple[ParentStream, ...]
     begin: int
+    created: int
     compacted: int
     carried: list[tuple[int, int]]
     dropped_ids: IndexRun | None

@@ -23,6 +23,7 @@ from perdure.aio.store import AsyncStore
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.offload import ThreadedBackend, _Call
 from perdure.backends.protocol import Append, Outcome
+from perdure.core.state import values
 from tests.support import said
 
 
@@ -558,3 +559,26 @@ def test_an_interrupt_at_any_step_of_a_write_leaves_no_task_waiting(
         await at_most(20, store.close())
 
     asyncio.run(main())
+
+
+async def test_the_delta_of_a_long_document_is_not_made_in_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+    make = values.make_delta
+
+    def noted(old: bytes, new: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return make(old, new)
+
+    monkeypatch.setattr(values, "make_delta", noted)
+    rows = [{"number": number, "name": f"row {number}"} for number in range(10_000)]
+    async with perdure.open_async("memory:") as store:
+        session = await store.session("s")
+        for document in (rows, rows[:100]):
+            await session.set("document", document)
+            changed = [*document[:-1], {"number": -1}]
+            await session.set("document", changed)
+            assert await session.get("document") == changed
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [False, True, True]

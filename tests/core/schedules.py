@@ -18,6 +18,7 @@ from perdure.journal.codec import Codec
 from perdure.journal.requests import (
     Commit,
     CommitTogether,
+    Compute,
     Drop,
     Heads,
     Keys,
@@ -132,6 +133,8 @@ def _name(request: Request) -> str:
             return prefix
         case Keys(wrapped):
             return _name(wrapped)
+        case Compute():
+            raise AssertionError("no scene computes for long")
 
 
 class Choice(NamedTuple):

@@ -42,6 +42,11 @@ async def collect(items: AsyncIterable[T]) -> list[T]:
     return [item async for item in items]
 
 
+async def compute(work: Callable[[], T]) -> T:
+    """Return the result of a long computation, which must not keep other tasks waiting."""
+    return await asyncio.to_thread(work)
+
+
 async def resolve(value: Any) -> Any:
     """Await what an application's function returned, if it was an async one."""
     return await value if inspect.isawaitable(value) else value

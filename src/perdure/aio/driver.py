@@ -7,7 +7,7 @@ import time
 from typing import Any
 from weakref import WeakSet
 
-from perdure.aio.concurrency import collect, sleep
+from perdure.aio.concurrency import collect, compute, sleep
 from perdure.aio.group_commit import AsyncGroupCommitter
 from perdure.backends import watchers
 from perdure.backends.protocol import WATCH, AsyncBackend, require_watch
@@ -17,6 +17,7 @@ from perdure.journal.chain import BODY_MAX
 from perdure.journal.requests import (
     Commit,
     CommitTogether,
+    Compute,
     Drop,
     Heads,
     Keys,
@@ -91,6 +92,8 @@ class AsyncDriver:
                 return await wait_for_records(backend, stream, after=after, timeout=timeout)
             case Keys(wrapped):
                 return await (self.key_driver or self).answer(wrapped)
+            case Compute(work):
+                return await compute(work)
 
 
 async def wait_for_records(

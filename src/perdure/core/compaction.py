@@ -266,7 +266,7 @@ def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
             digest=cut.digest,
             state_version=STATE_VERSION,
             facts=cut.base.facts(),
-            recent=cut.base.recent_ids,
+            recent=cut.base.recent_ids.to_dict(),
             carried=tuple(record.position for record in carried),
             messages=dropped,
         )

@@ -21,6 +21,7 @@ from perdure.backends.protocol import UNFINISHED, Append, Entry
 from perdure.core import lifecycle, turns
 from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
+from perdure.core.state.persistent_map import PersistentMap
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.validation import require_session_id
 from perdure.errors import PerdureError, UsageError
@@ -103,14 +104,12 @@ class _SessionCopy:
         """Begin with the state before the first record that a compaction of the source kept."""
         compacted = yield from reader.read_kind(self._past, self._past.compacted, Compacted)
         self._state = self._detached(compacted)
-        if self._state.recent_ids:
-            self._state.recent_ids = {**self._state.recent_ids}
 
     def _detached(self, compacted: Compacted) -> SessionState:
         """Return the state before a compaction, without what concerns the source alone."""
         name, position = self._past.stream.session, self._past.compacted
         state = SessionState.before_compaction(compacted, name=name, position=position)
-        state.lineage, state.kept_branches, state.lease = (), {}, None
+        state.lineage, state.kept_branches, state.lease = (), PersistentMap(), None
         return state
 
     def _require_same_source(self, position: int) -> Steps[None]:

@@ -4,6 +4,7 @@ A version is stored in full, or as a delta to the version before it (`core/state
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.core.plans import Plan, RecordBatch
@@ -12,16 +13,18 @@ from perdure.core.state import values
 from perdure.core.state.values import DELTA_CHAIN_MAX, CachedValue, ValueState
 from perdure.core.validation import NAME_BYTES_MAX, require_int, require_text
 from perdure.errors import NotFoundError, PayloadError, UsageError
-from perdure.journal import codec, reader
+from perdure.journal import codec, reader, requests
 from perdure.journal.reader import History
 from perdure.journal.records import Value
 from perdure.journal.requests import Steps
+
+COMPUTE_BYTES_MIN = 2**17  # bytes; a delta of shorter values takes less than 2 ms
 
 
 def set_value(replica: Replica, key: str, value: object) -> Plan[int]:
     """Plan a new version of a value, as a delta if that is shorter. The result is the version."""
     require_text(key, "a key", longest=NAME_BYTES_MAX)
-    data = codec.encode_tree(replica.settings.codec.pack(value))
+    data = replica.settings.codec.encode(value)
     if len(data) > codec.PAYLOAD_MAX:
         reason = f"{len(data)} bytes exceed the limit of {codec.PAYLOAD_MAX} for one record"
         raise UsageError(f"{reason}: split the value over several keys", "$")
@@ -49,7 +52,9 @@ def _delta_edits(
     old = batch.values.get(key) or replica.values.get(key, facts.position)
     if old is None:
         old = yield from read_value_data(batch.past, facts.chain)
-    return values.make_delta(old, data)
+    if len(data) < COMPUTE_BYTES_MIN:
+        return values.make_delta(old, data)
+    return (yield from requests.compute(partial(values.make_delta, old, data)))
 
 
 def _version_record(

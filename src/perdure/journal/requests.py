@@ -8,7 +8,7 @@ Call the typed functions below with `yield from`. Only two requests are yielded 
 of every write, and the pages that windows and openings read backward.
 """
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -59,7 +59,11 @@ class Keys(NamedTuple):
     request: "Read | Heads | Commit | Drop"
 
 
-Request = Read | Heads | Commit | CommitTogether | Drop | Wait | Keys
+class Compute(NamedTuple):
+    work: Callable[[], Any]
+
+
+Request = Read | Heads | Commit | CommitTogether | Drop | Wait | Keys | Compute
 
 Steps = Generator[Request, Any, T]
 
@@ -124,6 +128,12 @@ def commit_together(appends: Sequence[Append]) -> Steps[Outcome]:
 
 def drop(stream: str, *, before: int) -> Steps[None]:
     yield Drop(stream, before)
+
+
+def compute(work: Callable[[], T]) -> Steps[T]:
+    """Return the result of a long computation. In an event loop, a thread does it."""
+    answer: T = yield Compute(work)
+    return answer
 
 
 def wait(stream: str, *, after: int, timeout: float) -> Steps[bool]:

@@ -45,6 +45,11 @@ def exclusive(lock: LockT) -> LockT:
     return lock
 
 
+def compute(work: Callable[[], T]) -> T:
+    """Return the result of a long computation."""
+    return work()
+
+
 def resolve(value: T) -> T:
     """Return what an application's function returned."""
     return value

@@ -16,6 +16,7 @@ from perdure.journal.chain import BODY_MAX
 from perdure.journal.requests import (
     Commit,
     CommitTogether,
+    Compute,
     Drop,
     Heads,
     Keys,
@@ -24,7 +25,7 @@ from perdure.journal.requests import (
     Steps,
     Wait,
 )
-from perdure.sync.concurrency import collect, sleep
+from perdure.sync.concurrency import collect, compute, sleep
 from perdure.sync.group_commit import GroupCommitter
 
 
@@ -92,6 +93,8 @@ class Driver:
                 return wait_for_records(backend, stream, after=after, timeout=timeout)
             case Keys(wrapped):
                 return (self.key_driver or self).answer(wrapped)
+            case Compute(work):
+                return compute(work)
 
 
 def wait_for_records(backend: Backend, stream: str, *, after: int, timeout: float) -> bool:

@@ -48,6 +48,32 @@ def test_known_streams_are_stored_at_once(backend: SqliteBackend, at_once: list[
     assert [(head.stream, head.position) for head in backend.streams()] == [("a", 5), ("b", 3)]
 
 
+def test_new_streams_are_stored_at_once_together_with_known_ones(
+    backend: SqliteBackend, at_once: list[bool]
+) -> None:
+    news = [append_of("c", 1, 3, "tag", "more"), append_of("d", 1, 1)]
+    assert append_all(backend, append_of("a", 3, 3, "tag"), *news) == ["stored"] * 3
+    assert append_all(backend, append_of("c", 4, 4, "more")) == ["stored"]
+    assert at_once == [True] * 2
+    assert [*backend.read("c")] == [*append_of("c", 1, 4).entries]
+    heads = [(head.stream, head.position) for head in backend.streams()]
+    assert heads == [("a", 3), ("b", 2), ("c", 4), ("d", 1)]
+    assert [head.stream for head in backend.streams(labels=["tag"])] == ["a"]
+    assert [head.stream for head in backend.streams(labels=["more"])] == ["c"]
+
+
+def test_a_new_stream_that_somebody_else_began_is_a_conflict_and_the_others_are_stored(
+    backend: SqliteBackend, path: Path, at_once: list[bool]
+) -> None:
+    other = SqliteBackend(path)
+    append_all(other, append_of("c", 1, 1, mark="other"))
+    assert append_all(backend, append_of("c", 1, 1), append_of("d", 1, 1)) == ["conflict", "stored"]
+    assert append_all(backend, append_of("d", 1, 1)) == ["stored"]
+    assert at_once[:3] == [True, False, False]
+    assert [*backend.read("c")] == [*append_of("c", 1, 1, mark="other").entries]
+    other.close()
+
+
 def test_labels_move_with_their_heads(backend: SqliteBackend, at_once: list[bool]) -> None:
     for labels in (("tag", "more"), ("more",), (), ("it's", '"x"\\')):
         first = next(iter(backend.streams())).position + 1

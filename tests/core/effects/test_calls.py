@@ -2,14 +2,19 @@
 
 import asyncio
 import functools
+import gc
+import inspect
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
 import perdure
+from perdure.core.effects.calls import ToolSpec, bind_arguments
 from perdure.errors import UsageError
 
 
@@ -223,3 +228,18 @@ def test_a_model_gets_copies_of_objects_that_are_digested(
     assert asyncio.run(run()) == 1
     assert got == [request, request]
     assert not any(one is request for one in got)
+
+
+def test_a_function_is_inspected_once_and_not_kept() -> None:
+    def pay(amount: int, *, to: str = "") -> None: ...
+
+    with mock.patch("inspect.signature", wraps=inspect.signature) as look:
+        for tool in (ToolSpec(pay, "pay", "unsafe"), ToolSpec(pay, "other", "unsafe")):
+            assert bind_arguments(tool, (1,), {"to": "me"}).by_name() == {"amount": 1, "to": "me"}
+            with pytest.raises(UsageError, match="missing a required argument"):
+                bind_arguments(tool, (), {})
+        assert look.call_count == 1
+    kept = weakref.ref(pay)
+    del pay, tool, look
+    gc.collect()
+    assert kept() is None

@@ -12,20 +12,34 @@ from perdure.core.state.persistent_map import PersistentMap
 from perdure.journal.records import EffectIntent, EffectOutcome
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_it_is_a_dict_of_which_no_state_ever_changes(seed: int) -> None:
+@pytest.mark.parametrize("removals", [0, 0.3, 0.6])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_a_dict_of_which_no_state_ever_changes(seed: int, removals: float) -> None:
     draw = random.Random(seed)
     states: list[tuple[PersistentMap[int], dict[str, int]]] = [(PersistentMap(), {})]
     for number in range(600):
         found, model = states[-1]
         key = f"key-{draw.randrange(400)}"
-        states.append((found.put(key, number), {**model, key: number}))
+        if draw.random() < removals:
+            model = {other: value for other, value in model.items() if other != key}
+            states.append((found.without(key), model))
+        else:
+            states.append((found.put(key, number), {**model, key: number}))
     for found, model in states:
-        assert [*found.items()] == [*model.items()]
+        assert [*found.items()] == [*model.items()] == [*found.to_dict().items()]
+        assert [*reversed(found)] == [*reversed(model)]
+        assert [found.get(f"key-{n}") for n in range(400)] == [
+            model.get(f"key-{n}") for n in range(400)
+        ]
+        assert [f"key-{n}" in found for n in range(400)] == [
+            f"key-{n}" in model for n in range(400)
+        ]
         assert len(found) == len(model)
         assert found == model
         assert "other" not in found
         assert found.get("other") is None
+        with pytest.raises(KeyError):
+            found["other"]
 
 
 def test_the_root_of_what_is_there_is_copied_and_not_all_of_it() -> None:

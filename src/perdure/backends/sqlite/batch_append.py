@@ -3,8 +3,9 @@
 Each call of the driver releases the GIL and waits to get it back, which takes long while another
 thread computes. So the common case is one call: an insert of one row for each entry into a view,
 whose temporary trigger compares and moves the head, and adds the entry. The statement is its own
-transaction. It applies to text entries of streams that this process wrote to before. Everything
-else, and any mismatch that the trigger finds, takes the general path in `backend`.
+transaction. It applies to text entries of new streams, and of those that this process wrote to
+before. Everything else, and any mismatch that the trigger finds, takes the general path in
+`backend`.
 
 Plain parameters take 3.5 of 14.5 µs an append less than the same rows as JSON, in groups of 32. The
 statement is compiled once for each number of rows, in about 60 µs, and the driver caches it.
@@ -33,36 +34,51 @@ _COLUMNS = (
     *("new_labels", "new_position", "new_digest", "snapshot", "first", "header", "body"),
 )
 
+_ADD_ENTRY = """
+    insert into entry (stream, position, first, header, body)
+        values (new.id, new.new_position, new.first, new.header, new.body);
+"""
+
+_ADD_LABELS = """
+    insert into label (label, name, stream)
+        select value, new.name, new.id from json_each(new.new_labels);
+"""
+
 # Two entries of one stream in a statement are compared one after the other: the second one has the
 # head that the first one leaves.
-_CONTINUE = """
+_MOVE_HEAD = """
     update head
         set position = new.new_position, digest = new.new_digest, snapshot = new.snapshot
         where id = new.id and name = new.name and labels = new.labels
         and position = new.position and digest = new.digest;
     select raise(abort, 'not as it was') where changes() = 0;
-    insert into entry (stream, position, first, header, body)
-        values (new.id, new.new_position, new.first, new.header, new.body);
 """
 
-# For each row one of the two triggers applies. A condition in every statement of one trigger would
+# For each row one of the triggers applies. A condition in every statement of a single one would
 # cost 2 µs a row.
 PREPARE = f"""
 pragma temp_store = memory;
 create temp view if not exists arriving as
     select {", ".join(f"null as {name}" for name in _COLUMNS)};
 create temp trigger if not exists arrival instead of insert on arriving
-when new.labels = new.new_labels begin
-    {_CONTINUE}
+when new.digest <> '' and new.labels = new.new_labels begin
+    {_MOVE_HEAD} {_ADD_ENTRY}
 end;
 create temp trigger if not exists relabeling instead of insert on arriving
-when new.labels <> new.new_labels begin
-    {_CONTINUE}
+when new.digest <> '' and new.labels <> new.new_labels begin
+    {_MOVE_HEAD} {_ADD_ENTRY}
     update head set labels = new.new_labels where id = new.id;
     delete from label where name = new.name
         and label in (select value from json_each(new.labels));
-    insert into label (label, name, stream)
-        select value, new.name, new.id from json_each(new.new_labels);
+    {_ADD_LABELS}
+end;
+create temp trigger if not exists beginning instead of insert on arriving
+when new.digest = '' begin
+    insert into head (id, name, position, digest, labels, snapshot)
+        values (
+            new.id, new.name, new.new_position, new.new_digest, new.new_labels, new.snapshot
+        );
+    {_ADD_ENTRY} {_ADD_LABELS}
 end;
 """  # noqa: S608 - names of columns
 
@@ -99,8 +115,8 @@ class LabelCache:
         count = size = 0
         for key, new_labels, append in appends:
             stream, entries, _, digest, snapshot = append
-            labels = cached.get(key)
-            if not digest or labels is None:
+            labels = cached.get(key) if digest else ""
+            if labels is None:
                 return None
             for first, header, body, records in entries:
                 last, new_digest = first + records - 1, digest_of(header)

@@ -9,8 +9,8 @@ all earlier ones (`core.index`). `draft()` returns a copy that shares all unchan
 is tried on a draft, and the draft replaces the state once the write is stored. A published state is
 therefore always acknowledged and never changes.
 
-To edit: change a shared container only through `_own`, and raise `STATE_VERSION` whenever the facts
-or their meaning change, so that old snapshots are skipped and not misread.
+To edit: never change a container in place, as drafts share it, and raise `STATE_VERSION` whenever
+the facts or their meaning change, so that old snapshots are skipped and not misread.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +25,7 @@ from perdure.core.state.conversation import ConversationState
 from perdure.core.state.effects import EffectsState, EffectState
 from perdure.core.state.fields import encode_stored, labels_of
 from perdure.core.state.leases import LeaseState
+from perdure.core.state.persistent_map import PersistentMap
 from perdure.core.state.values import ValueState
 from perdure.errors import PayloadError
 from perdure.journal.chain import PendingRecord
@@ -125,109 +126,58 @@ _CONVERSATION_CHANGES: dict[str, Callable[..., ConversationState]] = {
 }
 
 
-class SessionState:
-    """The state of a session after all records applied so far."""
+_EMPTY: Any = PersistentMap()
 
-    __slots__ = (
-        "_shared",
-        "begin",
-        "carried",
-        "compacted",
-        "conversation",
-        "created",
-        "deleted",
-        "dropped_ids",
-        "effects",
-        "erasures",
-        "fields",
-        "index",
-        "kept_branches",
-        "labels",
-        "last_message",
-        "lease",
-        "lineage",
-        "messages",
-        "recent_ids",
-        "since_snapshot",
-        "snapshot",
-        "snapshot_size",
-        "topics",
-        "turns",
-        "values",
-        "views",
-    )
 
-    def __init__(self) -> None:
-        self.messages = 0
-        self.last_message = 0
-        self.values: dict[str, ValueState] = {}
-        self.turns: dict[str, OpenTurn] = {}
-        self.topics: dict[str, int] = {}
-        """The position of the newest note of each topic."""
-        self.views: dict[str, StoredView] = {}
-        self.index: tuple[IndexRun, ...] = ()
-        """The runs of the index, oldest first."""
-        self.recent_ids: dict[str, int] = {}
-        """Callers' ids, and identities of calls with callers' keys, since the newest run.
+class SessionState(msgspec.Struct, eq=False):
+    """The state of a session after all records applied so far.
 
-        Each has the position of its newest record. A turn's input is found through its turn.
-        """
-        self.labels: frozenset[str] = frozenset()
-        self.fields: dict[str, str] = {}
-        """The fields that describe the session, as texts (`core.state.fields`)."""
-        self.kept_branches: dict[str, BranchKept] = {}
-        self.conversation = ConversationState()
-        self.effects = EffectsState()
-        self.lease: LeaseState | None = None
-        self.lineage: tuple[ParentStream, ...] = ()
-        self.created = 0
-        """The position of the deletion after which the session was created again, or 0."""
-        self.begin = 0
-        """The first position that is kept: of a deletion before the session was created again, or
-        of the first record that a compaction did not drop. 0 if it begins at 1."""
-        self.compacted = 0
-        """The position of the newest compaction, or 0."""
-        self.carried: dict[int, int] = {}
-        """By the position of a dropped record: that of the `carried` record that has it."""
-        self.dropped_ids: IndexRun | None = None
-        """The pages with the callers' ids whose records were dropped."""
-        self.deleted = False
-        self.erasures = NOTHING_ERASED
-        self.since_snapshot = 0
-        self.snapshot = 0
-        """The position of the newest snapshot in the session's own stream, or 0."""
-        self.snapshot_size = 0
-        self._shared: frozenset[str] = frozenset()
+    A `Struct` because every write makes a copy of it, and copies itself in a tenth of the time.
+    """
+
+    messages: int = 0
+    last_message: int = 0
+    values: PersistentMap[ValueState] = _EMPTY
+    turns: PersistentMap[OpenTurn] = _EMPTY
+    topics: PersistentMap[int] = _EMPTY
+    """The position of the newest note of each topic."""
+    views: PersistentMap[StoredView] = _EMPTY
+    index: tuple[IndexRun, ...] = ()
+    """The runs of the index, oldest first."""
+    recent_ids: PersistentMap[int] = _EMPTY
+    """Callers' ids, and identities of calls with callers' keys, since the newest run.
+
+    Each has the position of its newest record. A turn's input is found through its turn.
+    """
+    labels: frozenset[str] = frozenset()
+    fields: dict[str, str] = {}
+    """The fields that describe the session, as texts (`core.state.fields`)."""
+    kept_branches: PersistentMap[BranchKept] = _EMPTY
+    conversation: ConversationState = ConversationState()
+    effects: EffectsState = EffectsState()
+    lease: LeaseState | None = None
+    lineage: tuple[ParentStream, ...] = ()
+    created: int = 0
+    """The position of the deletion after which the session was created again, or 0."""
+    begin: int = 0
+    """The first position that is kept: of a deletion before the session was created again, or
+    of the first record that a compaction did not drop. 0 if it begins at 1."""
+    compacted: int = 0
+    """The position of the newest compaction, or 0."""
+    carried: dict[int, int] = {}
+    """By the position of a dropped record: that of the `carried` record that has it."""
+    dropped_ids: IndexRun | None = None
+    """The pages with the callers' ids whose records were dropped."""
+    deleted: bool = False
+    erasures: Erasures = NOTHING_ERASED
+    since_snapshot: int = 0
+    snapshot: int = 0
+    """The position of the newest snapshot in the session's own stream, or 0."""
+    snapshot_size: int = 0
 
     def draft(self) -> "SessionState":
         """Return a copy that can be changed without changing this state."""
-        copy = object.__new__(SessionState)
-        # Spelled out because a loop over the slots is slower, and every write comes through here.
-        copy.messages, copy.last_message = self.messages, self.last_message
-        copy.values, copy.turns = self.values, self.turns
-        copy.index, copy.recent_ids = self.index, self.recent_ids
-        copy.topics, copy.views = self.topics, self.views
-        copy.labels, copy.lineage, copy.fields = self.labels, self.lineage, self.fields
-        copy.kept_branches, copy.begin = self.kept_branches, self.begin
-        copy.created = self.created
-        copy.compacted, copy.carried = self.compacted, self.carried
-        copy.dropped_ids = self.dropped_ids
-        copy.deleted, copy.lease = self.deleted, self.lease
-        copy.erasures = self.erasures
-        copy.conversation, copy.effects = self.conversation, self.effects
-        copy.since_snapshot, copy.snapshot = self.since_snapshot, self.snapshot
-        copy.snapshot_size = self.snapshot_size
-        copy._shared = _COPY_ON_WRITE
-        return copy
-
-    def _own(self, name: str) -> dict[str, Any]:
-        """Return a container for writing; copy it first if it is shared with another state."""
-        container: dict[str, Any] = getattr(self, name)
-        if name in self._shared:
-            container = dict(container)
-            setattr(self, name, container)
-            self._shared -= {name}
-        return container
+        return msgspec.structs.replace(self)
 
     @property
     def head_labels(self) -> frozenset[str]:
@@ -258,7 +208,7 @@ class SessionState:
             and not record_id.endswith(INPUT_SUFFIX)
             and kind != TurnBegun.kind  # An open turn is found in `turns`, an ended one at its end.
         ):
-            self._own("recent_ids")[record_id] = position
+            self.recent_ids = self.recent_ids.put(record_id, position)
         if kind == "message":  # The most frequent kind, so it skips the dispatch.
             self.messages += 1
             self.last_message = position
@@ -302,7 +252,7 @@ class SessionState:
         turn_has_ended = content.turn not in self.turns
         self.effects = self.effects.with_outcome(position, content, over=turn_has_ended)
         if content.intent:  # The outcome of a call with a caller's own key.
-            self._own("recent_ids")[content.identity] = position
+            self.recent_ids = self.recent_ids.put(content.identity, position)
 
     def _approval_requested(
         self, position: int, record_id: str, content: ApprovalRequested
@@ -313,46 +263,47 @@ class SessionState:
         self.effects = self.effects.with_decision(position, content)
 
     def _value(self, position: int, _id: str, content: Value) -> None:
-        values = self._own("values")
-        chain = (position,)
+        chain: tuple[int, ...] = (position,)
         if content.form == "delta":
-            chain = (*values[content.key].chain, position)
-        values[content.key] = ValueState(content.version, chain, content.form == "deleted")
+            chain = (*self.values[content.key].chain, position)
+        value = ValueState(content.version, chain, content.form == "deleted")
+        self.values = self.values.put(content.key, value)
 
     def _turn_begun(self, position: int, record_id: str, content: TurnBegun) -> None:
         turn = OpenTurn(position, content.correlation_id, record_id)
-        self._own("turns")[record_id] = turn
+        self.turns = self.turns.put(record_id, turn)
 
     def _turn_continued(self, position: int, record_id: str, content: TurnContinued) -> None:
-        turns, turn = self._own("turns"), content.turn
+        turns, turn = self.turns, content.turn
         if not content.ended:
-            turns[turn] = turns[turn]._replace(owner=record_id)
+            self.turns = turns.put(turn, turns[turn]._replace(owner=record_id))
             return
-        turns[turn] = OpenTurn(content.begun, content.correlation_id, record_id, position)
+        reopened = OpenTurn(content.begun, content.correlation_id, record_id, position)
+        self.turns = turns.put(turn, reopened)
         self.conversation = self.conversation.with_calls(content.calls)
         self.effects = self.effects.with_turn(content.effects, content.approvals)
 
     def _turn_ended(self, position: int, _id: str, content: TurnEnd) -> None:
         turn = content.turn
-        self._own("turns").pop(turn, None)
+        self.turns = self.turns.without(turn)
         if turn[:1] != GENERATED_PREFIX:
-            self._own("recent_ids")[turn] = position
+            self.recent_ids = self.recent_ids.put(turn, position)
         if not isinstance(content, TurnFailed):
             self.conversation = self.conversation.end_turn(turn)
         self.effects = self.effects.without_turn(turn)
 
     def _note(self, position: int, _id: str, content: Note) -> None:
         if content.topic:
-            self._own("topics")[content.topic] = position
+            self.topics = self.topics.put(content.topic, position)
 
     def _view(self, position: int, _id: str, content: ViewStored) -> None:
-        self._own("views")[content.name] = StoredView(content.version, position)
+        self.views = self.views.put(content.name, StoredView(content.version, position))
 
     def _labels(self, _position: int, _id: str, content: LabelsChanged) -> None:
         self.labels = (self.labels | frozenset(content.add)) - frozenset(content.remove)
 
     def _fields(self, _position: int, _id: str, content: FieldsChanged) -> None:
-        fields = self._own("fields")
+        self.fields = fields = {**self.fields}
         for name, value in content.fields.items():
             if value is None:
                 fields.pop(name, None)
@@ -360,10 +311,10 @@ class SessionState:
                 fields[name] = encode_stored(value, name)
 
     def _branch_kept(self, _position: int, record_id: str, content: BranchKept) -> None:
-        self._own("kept_branches")[record_id] = content
+        self.kept_branches = self.kept_branches.put(record_id, content)
 
     def _branch_released(self, _position: int, _id: str, content: BranchReleased) -> None:
-        self._own("kept_branches").pop(content.keep, None)
+        self.kept_branches = self.kept_branches.without(content.keep)
 
     def _lease_taken(self, position: int, _id: str, content: LeaseTaken) -> None:
         self.lease = leases.apply_taken(position, content)
@@ -379,9 +330,8 @@ class SessionState:
         self._leave_parent()
 
     def _leave_parent(self) -> None:
-        self.kept_branches, self.labels, self.lease = {}, frozenset(), None
+        self.kept_branches, self.labels, self.lease = PersistentMap(), frozenset(), None
         self.fields = {}
-        self._shared -= {"kept_branches", "fields"}
         self.effects = self.effects._replace(approvals=ApprovalsState())
 
     def _omitted(self, _position: int, _id: str, content: Omitted) -> None:
@@ -398,8 +348,7 @@ class SessionState:
             raise LookupError(content.merged)
         kept = self.index[: len(self.index) - content.merged]
         run = IndexRun(position - content.page, content.bits, content.size)
-        self.index, self.recent_ids = (*kept, run), {}
-        self._shared -= {"recent_ids"}
+        self.index, self.recent_ids = (*kept, run), PersistentMap()
 
     def _dropped_page(self, position: int, _id: str, content: DroppedIds) -> None:
         if content.size:
@@ -411,15 +360,16 @@ class SessionState:
         self.carried = {dropped: first + at for at, dropped in enumerate(content.carried)}
         self.index = tuple(run for run in self.index if run.first >= content.first)
         recent = self.recent_ids.items()
-        self.recent_ids = {key: at for key, at in recent if at >= content.first}
-        self._shared -= {"recent_ids"}
+        self.recent_ids = PersistentMap({key: at for key, at in recent if at >= content.first})
         self.messages -= content.messages
         if self.last_message < content.first:
             self.last_message = 0
 
     def _deleted(self, position: int, _id: str, _content: Deleted) -> None:
-        self.__init__()  # type: ignore[misc] # A deletion clears all earlier state.
-        self.deleted, self.begin, self.created = True, position, position
+        empty = SessionState()  # A deletion clears all earlier state.
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(empty, name))
+        self.deleted, self.begin = True, position
 
     _changes: ClassVar[dict[str, Callable[..., None]]] = {
         "effect.intent": _effect_intent,
@@ -469,10 +419,10 @@ class SessionState:
         return {
             "messages": self.messages,
             "last_message": self.last_message,
-            "values": _to_json_tree(self.values),
-            "turns": _to_json_tree(self.turns),
-            "topics": {**self.topics},
-            "views": _to_json_tree(self.views),
+            "values": _to_json_tree(self.values.to_dict()),
+            "turns": _to_json_tree(self.turns.to_dict()),
+            "topics": self.topics.to_dict(),
+            "views": _to_json_tree(self.views.to_dict()),
             "index": _to_json_tree(self.index),
             "labels": sorted(self.labels),
             "fields": {**self.fields},
@@ -489,8 +439,8 @@ class SessionState:
             "dropped_ids": _to_json_tree(self.dropped_ids),
             "erasures": _to_json_tree(self.erasures),
             "conversation": _to_json_tree(self.conversation),
-            "effects": _to_json_tree({**self.effects.by_identity}),
-            "approvals": _to_json_tree({**self.effects.approvals.by_identity}),
+            "effects": _to_json_tree(self.effects.by_identity.to_dict()),
+            "approvals": _to_json_tree(self.effects.approvals.by_identity.to_dict()),
         }
 
     @classmethod
@@ -506,7 +456,7 @@ class SessionState:
     def before_compaction(cls, compacted: Compacted, *, name: str, position: int) -> "SessionState":
         """Return the state before the first record that a compaction kept."""
         state = cls._of_facts(compacted.state_version, compacted.facts, name, position)
-        state.recent_ids = {**compacted.recent}
+        state.recent_ids = PersistentMap({**compacted.recent})
         return state
 
     @classmethod
@@ -525,13 +475,15 @@ class SessionState:
         state.compacted, state.carried = facts.compacted, dict(facts.carried)
         state.dropped_ids = facts.dropped_ids
         state.messages, state.last_message = facts.messages, facts.last_message
-        state.values, state.turns, state.index = facts.values, facts.turns, facts.index
-        state.topics, state.views = facts.topics, facts.views
+        state.values, state.turns = PersistentMap(facts.values), PersistentMap(facts.turns)
+        state.topics, state.views = PersistentMap(facts.topics), PersistentMap(facts.views)
+        state.index = facts.index
         state.labels, state.fields = frozenset(facts.labels), facts.fields
-        state.kept_branches = {
+        kept = {
             keep: BranchKept(reason=reason, branch=branch, stream=stream)
             for keep, (reason, branch, stream) in facts.kept_branches.items()
         }
+        state.kept_branches = PersistentMap(kept)
         state.lineage, state.begin, state.lease = facts.lineage, facts.begin, facts.lease
         state.created = facts.created
         state.conversation = facts.conversation
@@ -567,8 +519,3 @@ class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
 def _to_json_tree(state: object) -> Any:
     """Return a state as a snapshot holds it: with lists, so that the two compare equal."""
     return msgspec.json.decode(msgspec.json.encode(state))
-
-
-_COPY_ON_WRITE = frozenset(
-    {"values", "turns", "topics", "views", "recent_ids", "kept_branches", "fields"}
-)

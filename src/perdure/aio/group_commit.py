@@ -204,6 +204,11 @@ class AsyncBatcher(Generic[ItemT, ResultT]):
         self._run([item for item, _ in batch], self)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight, queued or undelivered."""
+        return not (self._in_flight or self._queue or self._dispatcher.is_busy)
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether no caller waits any more for the items in flight."""
         return all(waiter.done() for _, waiter in self._in_flight or ())

@@ -64,6 +64,8 @@ class CachedPage(NamedTuple):
     def positions(self, digest: int) -> list[int]:
         """Return the positions of a digest, newest first."""
         first = last = bisect_left(self.digests, digest)
+        if last == len(self.digests) or self.digests[last] != digest:
+            return []  # The usual case: the id is new.
         while last < len(self.digests) and self.digests[last] == digest:
             last += 1
         rows = split_rows(self.rows[first * ROW_BYTES : last * ROW_BYTES])

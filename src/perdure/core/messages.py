@@ -215,7 +215,8 @@ def _attributed_message(
 def with_caller_id(drafts: Sequence[PendingRecord], record_id: str) -> PendingRecord:
     """Return the first draft with the caller's id, and with a digest of all if there are more."""
     content = drafts[0].content
-    if len(drafts) > 1 and isinstance(content, Message):
-        payloads = [strip_derived(draft) for draft in drafts]
-        content = msgspec.structs.replace(content, append_digest=fingerprint(b"\0".join(payloads)))
+    if len(drafts) == 1 or not isinstance(content, Message):
+        return PendingRecord(record_id, content, drafts[0].payload)
+    payloads = [strip_derived(draft) for draft in drafts]
+    content = msgspec.structs.replace(content, append_digest=fingerprint(b"\0".join(payloads)))
     return PendingRecord(record_id, content, codec.encode(content))

@@ -99,6 +99,11 @@ class Batcher(Generic[ItemT, ResultT]):
         self._leader: _Waiter[ItemT, ResultT] | None = None
         self._queue: list[_Waiter[ItemT, ResultT]] = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight or queued."""
+        return self._leader is None and not self._queue
+
     def submit(self, item: ItemT) -> ResultT:
         """Return the result of an item once it was processed, by this thread or another."""
         if self._pid != os.getpid():

@@ -162,7 +162,8 @@ class Handle:
         for release in [*self.on_close]:
             release()
         self.background.join()
-        if not self._closed and not self.replica.deleted:
+        is_idle = self._batcher.is_idle and self.replica.doubt is None
+        if not self._closed and not self.replica.deleted and not is_idle:
             was_told = self.replica.replaced is not None
             try:
                 self._batcher.submit(NO_OP)

@@ -5,7 +5,7 @@ square root of the old one's size. When it grows beyond that, the layers are mer
 about n·√n, not n².
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
@@ -58,6 +58,14 @@ class PersistentMap(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return self._length
+
+    def items(self) -> ItemsView[str, T]:
+        """Return the keys with their values, without a look-up for each."""
+        return self.to_dict().items()
+
+    def values(self) -> ValuesView[T]:
+        """Return the values, without a look-up for each."""
+        return self.to_dict().values()
 
     def to_dict(self) -> dict[str, T]:
         """Return a new dict of it."""

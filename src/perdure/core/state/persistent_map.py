@@ -20,13 +20,14 @@ _REMOVED: Any = object()  # In the new layer, in place of the value of a key tha
 class PersistentMap(Mapping[str, T], Generic[T]):
     """An immutable mapping; keys iterate in the order of their first `put`, as in a dict."""
 
-    __slots__ = ("_length", "_new", "_old")
+    __slots__ = ("_new", "_old", "length")
 
     def __init__(self, values: dict[str, T] | None = None) -> None:
         """Take ownership of a dict; the caller must not change it afterwards."""
         self._old: dict[str, T] = values if values is not None else {}
         self._new: dict[str, T] = {}
-        self._length = len(self._old)
+        self.length = len(self._old)
+        """As `len`, without a call: every write asks whether turns are open."""
 
     def __getitem__(self, key: str) -> T:
         value = self._new[key] if key in self._new else self._old[key]
@@ -57,7 +58,7 @@ class PersistentMap(Mapping[str, T], Generic[T]):
         return reversed(self.to_dict())
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def items(self) -> ItemsView[str, T]:
         """Return the keys with their values, without a look-up for each."""
@@ -70,7 +71,7 @@ class PersistentMap(Mapping[str, T], Generic[T]):
     def to_dict(self) -> dict[str, T]:
         """Return a new dict of it."""
         merged = {**self._old, **self._new}
-        if len(merged) != self._length:
+        if len(merged) != self.length:
             return {key: value for key, value in merged.items() if value is not _REMOVED}
         return merged
 
@@ -78,7 +79,7 @@ class PersistentMap(Mapping[str, T], Generic[T]):
         """Return a copy in which the key has this value, which is not None."""
         if self._new.get(key) is _REMOVED:  # Rare. It comes after the others now.
             return PersistentMap({**self.to_dict(), key: value})
-        return self._with({**self._new, key: value}, self._length + (key not in self))
+        return self._with({**self._new, key: value}, self.length + (key not in self))
 
     def without(self, key: str) -> "PersistentMap[T]":
         """Return a copy without the key, which it need not have."""
@@ -87,11 +88,11 @@ class PersistentMap(Mapping[str, T], Generic[T]):
         new = {**self._new, key: _REMOVED}
         if key not in self._old:
             del new[key]
-        return self._with(new, self._length - 1)
+        return self._with(new, self.length - 1)
 
     def _with(self, new: dict[str, T], length: int) -> "PersistentMap[T]":
         copy: PersistentMap[T] = object.__new__(PersistentMap)
-        copy._old, copy._new, copy._length = self._old, new, length
+        copy._old, copy._new, copy.length = self._old, new, length
         if len(new) > _MERGE_MIN and len(new) ** 2 > len(self._old):
             return PersistentMap(copy.to_dict())
         return copy

@@ -184,7 +184,7 @@ class SessionState(msgspec.Struct, eq=False):
         """The labels of the stream's head in this state: the caller's own and the reserved ones."""
         if self.deleted:
             return frozenset({DELETED})
-        labels = self.labels | {TURN_OPEN} if self.turns else self.labels
+        labels = self.labels | {TURN_OPEN} if self.turns.length else self.labels
         if self.lease is not None and self.lease.owner:
             labels = labels | {LEASED}
         if self.effects.approvals.waiting:

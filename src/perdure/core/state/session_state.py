@@ -369,7 +369,7 @@ class SessionState(msgspec.Struct, eq=False):
         empty = SessionState()  # A deletion clears all earlier state.
         for name in self.__struct_fields__:
             setattr(self, name, getattr(empty, name))
-        self.deleted, self.begin = True, position
+        self.deleted, self.begin, self.created = True, position, position
 
     _changes: ClassVar[dict[str, Callable[..., None]]] = {
         "effect.intent": _effect_intent,

@@ -27,7 +27,7 @@ from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Append, Backend
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.journal.codec import Codec
-from tests.golden import postgres_rows
+from tests.golden import postgres_rows, redis_keys
 from tests.golden.build import Streams, build
 
 FOLDER = Path(__file__).parent / "format-1"
@@ -124,9 +124,9 @@ def main() -> None:
             backend.close()
         write(FOLDER / "sqlite.db.gz", (Path(name) / "store.db").read_bytes())
         write(FOLDER / "files.json.gz", msgspec.json.encode(files_of(Path(name) / "files")))
-    write(
-        FOLDER / "postgres.jsonl.gz", postgres_rows.dump(lambda backend: lay_out(backend, streams))
-    )
+    for name, rows in (("postgres", postgres_rows), ("redis", redis_keys)):
+        data = rows.dump(lambda backend: lay_out(backend, streams))
+        write(FOLDER / f"{name}.jsonl.gz", data)
     memory = MemoryBackend()
     lay_out(memory, streams)
     verified = perdure.open(memory).verify()

@@ -78,7 +78,18 @@ def postgres(folder: Path, _: Path, fixture: Callable[[str], Any]) -> str:
     return address
 
 
-@pytest.mark.parametrize("restore", [sqlite, files, postgres])
+def redis(folder: Path, _: Path, fixture: Callable[[str], Any]) -> str:
+    from tests.backends.redis import server
+    from tests.golden import redis_keys
+
+    url: str = fixture("redis_url")
+    address = server.address(url)
+    data = gzip.decompress((folder / "redis.jsonl.gz").read_bytes())
+    redis_keys.load(url, address.rpartition("tenant=")[2], data)
+    return address
+
+
+@pytest.mark.parametrize("restore", [sqlite, files, postgres, redis])
 def test_a_golden_store_is_read_verified_and_continued(
     restore: Callable[..., Any],
     folder: Path,

@@ -190,9 +190,10 @@ def _moves(lines: dict[str, list[Line]], content: Contents) -> Iterator[Mutation
             yield Mutation(f"copy line {one} over {two} of {name}", {name: copied})
         for number in range(len(texts)):
             for what, line in (("lose", b""), ("repeat", texts[number] * 2), ("empty", b"\n")):
-                yield Mutation(
-                    f"{what} line {number} of {name}", {name: _with(texts, {number: line})}
-                )
+                # After the last line, it is a tail that was never synced: nothing is lost with it.
+                told = what != "repeat" or number + 1 < len(texts)
+                changed: dict[str, bytes | None] = {name: _with(texts, {number: line})}
+                yield Mutation(f"{what} line {number} of {name}", changed, told=told)
     for this, that in itertools.permutations(lines, 2):
         yield Mutation(f"exchange {this} and {that}", {this: content[that], that: content[this]})
         yield Mutation(f"copy {this} over {that}", {that: content[this]})

@@ -218,6 +218,22 @@ def on_postgres(url: str) -> Opener:
     return opener
 
 
+def on_redis(url: str) -> Opener:
+    """Return what lends an empty store of a server: a tenant of its own."""
+    from perdure.backends.redis.backend import RedisBackend  # The driver is an extra.
+    from tests.backends.redis import server
+
+    @contextlib.contextmanager
+    def opener() -> Iterator[Backend]:
+        backend = RedisBackend(server.address(url))
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+    return opener
+
+
 def _trials(kind: str, seed: int, deadline: float) -> Iterator[Trial]:
     if kind == "memory":
         yield from trials(in_memory, seed, deadline)
@@ -226,6 +242,15 @@ def _trials(kind: str, seed: int, deadline: float) -> Iterator[Trial]:
 
         with running() as server:
             yield from trials(on_postgres(server.url), seed, deadline)
+    elif kind == "redis":
+        from tests.backends.redis.server import Server
+
+        with places.fast_directory() as directory:
+            valkey = Server(directory)
+            try:
+                yield from trials(on_redis(valkey.url), seed, deadline)
+            finally:
+                valkey.stop()
     else:
         with places.fast_directory() as directory:
             yield from trials(on_disk(kind, directory), seed, deadline)
@@ -236,5 +261,5 @@ def _promise(kind: str) -> Promise:
     return Promise("P18", says, TARGET, lambda seed, end: _trials(kind, seed, end), kind)
 
 
-KINDS = ("memory", "sqlite", "files", "postgres")
+KINDS = ("memory", "sqlite", "files", "postgres", "redis")
 PROMISES = [_promise(kind) for kind in KINDS]

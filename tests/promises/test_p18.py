@@ -43,6 +43,8 @@ def open_store(request: pytest.FixtureRequest, directory: Path) -> Opener:
         return attacks.in_memory
     if request.param == "postgres":
         return attacks.on_postgres(request.getfixturevalue("postgres_url"))
+    if request.param == "redis":
+        return attacks.on_redis(request.getfixturevalue("redis_url"))
     return attacks.on_disk(request.param, directory)
 
 

@@ -18,6 +18,7 @@ from benchmarks import (
     imports,
     postgres,
     reading,
+    redis_turns,
     sessions,
     speed,
     storage,
@@ -28,7 +29,7 @@ from benchmarks.workload import SEED
 
 PARTS = (
     *("speed", "reading", "storage", "import", "values", "adapter", "effects"),
-    *("agents", "postgres", "sessions"),
+    *("agents", "postgres", "redis", "sessions"),
 )
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -107,6 +108,12 @@ def _parts(folder: Path, arguments: argparse.Namespace) -> dict[str, Callable[[]
             rounds=3 if quick else 9,
             seconds=0.7 if quick else 2.0,
             pairs=150 if quick else 1_800,
+        ),
+        "redis": lambda: redis_turns.measure(
+            folder,
+            rounds=3 if quick else 9,
+            seconds=0.7 if quick else 2.0,
+            pairs=300 if quick else 1_800,
         ),
         "sessions": lambda: sessions.measure(
             folder,

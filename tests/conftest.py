@@ -102,19 +102,22 @@ def redis_store(redis_url: str) -> str:
     return redis.address(redis_url)
 
 
-@pytest.fixture
-def on_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test opens is its own kind of store, an encrypted one, or Postgres in its place."""
-    if request.param == "own":
+@pytest.fixture(autouse=True)  # pytest leaves out a fixture that only a parametrization names.
+def on_backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test opens is its own kind of store, an encrypted one, or one on a server."""
+    kind = getattr(request, "param", "own")
+    if kind == "own":
         yield
         return
-    if request.param == "sealed":
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    if kind == "sealed":
         on_sealed.place(monkeypatch)
         yield
         return
-    from tests.on_postgres import Postgres
+    from tests.on_server import ENGINES, ServerStores
 
-    there = Postgres(request.getfixturevalue("postgres_store"))
+    engine = ENGINES[kind]
+    there = ServerStores(engine, request.getfixturevalue(engine.fixture))
     there.place(monkeypatch, request.module)
     yield
     there.close()
@@ -123,12 +126,12 @@ def on_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     module, test = metafunc.module.__name__, metafunc.function.__name__
     kinds = ["own"]
-    if find_spec("psycopg") is not None:  # The environments of the frameworks do not have it.
-        from tests import on_postgres
+    # The environments of the frameworks do not have the drivers.
+    if find_spec("psycopg") is not None and find_spec("redis") is not None:
+        from tests import on_server
 
-        kinds += ["postgres"] if on_postgres.takes_part(module, test) else []
+        kinds += on_server.engines(module, test)
     if find_spec("cryptography") is not None and on_sealed.takes_part(module, test):
         kinds.append("sealed")
     if len(kinds) > 1:
-        metafunc.fixturenames.insert(0, "on_backend")  # Before fixtures that open a store.
         metafunc.parametrize("on_backend", kinds, indirect=True)

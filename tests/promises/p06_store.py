@@ -32,6 +32,7 @@ LABEL = "tag"
 KEY = "plan"
 LISTINGS = ("sessions", "labelled")
 SALVAGED = "salvaged"
+READS = ("resume", "messages", "records", "verify")
 DAMAGE = (DamagedError, VersionError, UnavailableError)
 """What reading a damaged store may raise. Opening one that is no store any more: UsageError too."""
 
@@ -204,7 +205,7 @@ def faults(answers: Answers, good: Answers) -> list[str]:
     """Return what is neither the good answer nor a typed error.
 
     A listing is an index, and says nothing of what is in a session. It may be wrong about one only
-    if opening or verifying that one raises.
+    if opening, reading or verifying that one raises.
     """
     if "open" in answers:
         error = answers["open"]
@@ -225,8 +226,7 @@ def _found_out(answers: Answers, listed: Answer, good: Answer) -> bool:
     concerned = {head.id for head in listed if head not in good}
     concerned |= {head.id for head in good if head not in listed}
     return all(
-        isinstance(answers.get(f"{name}: resume"), PerdureError)
-        or isinstance(answers.get(f"{name}: verify"), PerdureError)
+        any(isinstance(answers.get(f"{name}: {question}"), PerdureError) for question in READS)
         for name in concerned
     )
 

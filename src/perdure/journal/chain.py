@@ -412,7 +412,7 @@ def time_of(head: Head) -> datetime | None:
     """Return when the last entry of a listed stream was written; None if it cannot be read.
 
     None and no error: a listing does not end at a damaged entry. Opening the session reports it,
-    because it reads that entry.
+    because it reads that entry; where only an index is damaged, reading its messages does.
     """
     if digest_of(head.header) != head.digest:
         return None

@@ -138,3 +138,19 @@ def test_a_write_is_in_doubt_until_it_is_published(*, dropped: bool) -> None:
     assert end.value.value == [2]
     assert replica.doubt is None
     assert replica.tip.position == 2
+
+
+def test_a_second_interrupt_while_the_first_is_noted_leaves_the_write_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = session_of(perdure.open("memory:"))._replica
+    steps = PlanSteps(replica, append_messages(replica, [said("a")]))
+    steps.send(None)
+
+    def interrupted(*_: object) -> BaseException:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(replica), "fail", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt())
+    assert replica.doubt is not None

@@ -319,14 +319,10 @@ class AsyncDurableCall(NamedTuple):
         tell = self.reply is not None and not may_run_again(outcome, self.call.policy)
         message = self.reply.build(text, failed=failed) if self.reply and tell else None
         plan = plans.plan_outcome(
-            replica,
-            identity,
-            decision.effect,
-            outcome,
-            message=message,
-            turn=turn,
-            intent=decision.intent,
+            replica, identity, decision.effect, outcome, message=message, turn=turn
         )
+        if decision.intent is not None:
+            plan = plans.plan_whole_call(decision.intent, plan)
         # Cancelling the caller does not undo what the tool did: its outcome is recorded.
         try:
             await shielded(self.handle.write, plan)

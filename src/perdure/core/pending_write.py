@@ -17,7 +17,7 @@ import msgspec
 
 from perdure.backends.protocol import Append, Entry
 from perdure.core.plans import CATCH_UP_KINDS, Plan, RecordBatch, split_entries
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, UsageError
 from perdure.journal import chain
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
 from perdure.journal.cipher import keyed
@@ -125,8 +125,11 @@ class PlanSteps(Generator[Request, Any, list[Any]]):
         if self._steps is not None:
             return self._steps.throw(error, *rest)
         if self._write is not None:
-            write, self._write, self._replica.doubt = self._write, None, None
-            failure = self._replica.fail(write, error)
+            # Until `fail` has decided, it stays in doubt: another interrupt may come.
+            failure = self._replica.fail(self._write, error)
+            if isinstance(error, UsageError):
+                self._replica.doubt = None
+            self._write = None
             if failure is not error:
                 raise failure from error
         raise error

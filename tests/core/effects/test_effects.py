@@ -813,3 +813,36 @@ def test_a_read_only_call_with_a_key_is_recorded_before_it_runs(path: Path) -> N
             return 1
 
         assert session.tool(look, effect="read_only").keyed("k")() == 1
+
+
+@pytest.mark.parametrize("length", [9 * 2**20, 17 * 2**20])
+def test_large_arguments_of_a_read_only_call_are_stored_or_refused_before_it_runs(
+    path: Path, length: int
+) -> None:
+    session, ran = perdure.open(path).session("looks"), []
+
+    def look(text: str) -> str:
+        ran.append(len(text))
+        return "y" * (9 * 2**20)
+
+    tool = session.tool(look, effect="read_only")
+    with session.turn("Look!"):
+        if length > 16 * 2**20:
+            with pytest.raises(UsageError):
+                tool("x" * length)
+        else:
+            assert len(tool("x" * length)) == 9 * 2**20
+    assert ran == [length] * (length < 16 * 2**20)
+    assert [(one.state, one.unstored) for one in session.effects.list()] == [
+        ("succeeded", "") for _ in ran
+    ]
+
+
+def test_a_read_only_call_whose_result_is_too_large_leaves_no_intent_alone(path: Path) -> None:
+    session = perdure.open(path).session("looks")
+    with session.turn("Look!"):
+        session.tool(lambda: "y" * (17 * 2**20), name="look", effect="read_only")()
+    (effect,) = session.effects.list()
+    assert (effect.state, effect.unstored) == ("succeeded", "str")
+    kinds = [record.kind for record in session.records()]
+    assert kinds.count("effect.intent") == kinds.count("effect.outcome") == 1

@@ -915,3 +915,18 @@ def test_read_only_calls_that_overlapped_are_replayed_in_the_order_of_the_agent(
             return tools
 
     assert asyncio.run(run()) == [0.01, 0.02, 0.02, 0.3]
+
+
+def test_what_a_read_only_tool_writes_is_part_of_its_call(session: perdure.Session) -> None:
+    def agent(session: perdure.Session) -> None:
+        def look(x: int) -> int:
+            session.note({"x": x})
+            session.set("seen", x)
+            return x
+
+        with session.turn("Look.") as turn:
+            session.tool(look, effect="read_only")(1)
+            turn.append(said("Done."))
+
+    agent(session)
+    assert perdure.replay(session, agent).identical

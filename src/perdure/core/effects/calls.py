@@ -30,7 +30,8 @@ from perdure.core.validation import require_str, require_text, require_timeout
 from perdure.errors import PerdureError, UnavailableError, UsageError
 from perdure.formats.intake import IncomingMessage, to_plain
 from perdure.journal import codec
-from perdure.journal.records import EffectIntent, EffectOutcome
+from perdure.journal.chain import PendingRecord
+from perdure.journal.records import EffectOutcome
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -129,7 +130,7 @@ class CallDecision(NamedTuple):
     approval: str = ""
     wait_after: int = 0
     """The position up to which there is no decision, for `wait`."""
-    intent: EffectIntent | None = None
+    intent: PendingRecord | None = None
     """The intent, if it is to be recorded together with the outcome."""
 
 

@@ -36,12 +36,14 @@ from perdure.core.state.effects import (
 )
 from perdure.errors import InFlightError, UnknownOutcomeError, UsageError
 from perdure.formats.intake import IncomingMessage
-from perdure.journal import reader
+from perdure.journal import codec, reader
 from perdure.journal.chain import PendingRecord
 from perdure.journal.records import EffectIntent, EffectOutcome, Message
 from perdure.journal.requests import Steps
 
 _RERUN_POLICIES = ("read_only", "idempotent")  # Calls that may run again without an outcome.
+
+_SHARED_APPEND_MAX = 64 * 2**10  # bytes of an intent that is stored together with its outcome
 
 
 def plan_intent(
@@ -91,8 +93,11 @@ def plan_intent(
         content = intent_record(call, owner, key, retry_of=retry_of, approval=decision.approval)
         decision = decision._replace(action="run", effect=attempt, key=key or attempt[1:])
         if prior is None and not decision.approval and _is_recorded_once(call):
-            intent = msgspec.structs.replace(content, begun_after=batch.position)
-            return decision._replace(intent=intent)
+            content = msgspec.structs.replace(content, begun_after=batch.position)
+            intent = PendingRecord(attempt, content, codec.encode(content))
+            if len(intent.payload) <= _SHARED_APPEND_MAX:
+                return decision._replace(intent=intent)
+            content = msgspec.structs.replace(content, begun_after=0)
         batch.add_content(attempt, content)
         return decision
 
@@ -103,8 +108,10 @@ def _is_recorded_once(call: CallRequest) -> bool:
     """Whether a call is recorded once, after it was made: intent and outcome in one append.
 
     It saves the append before the call, which nobody needs: a call that changes nothing may run
-    again. A call with a caller's own key has an intent, by which a second one sees that it is under
-    way; a model call has one, because it costs money.
+    again. If its arguments are large, they are stored before it all the same, so that what cannot
+    be stored does not run, and the result has an append of its own. A call with a caller's own key
+    has an intent, by which a second one sees that it is under way; a model call has one, because it
+    costs money.
     """
     return (
         call.policy == "read_only"
@@ -241,7 +248,7 @@ def _read_outcome(batch: RecordBatch, position: int) -> Steps[EffectOutcome]:
     return results.require_result(batch.name, position - 1, settled, message)
 
 
-def plan_outcome(  # noqa: PLR0913 - what is known of a call and its outcome
+def plan_outcome(
     replica: Replica,
     identity: str,
     effect: str,
@@ -250,12 +257,11 @@ def plan_outcome(  # noqa: PLR0913 - what is known of a call and its outcome
     message: IncomingMessage | None = None,
     turn: str = "",
     origin: str = "",
-    intent: EffectIntent | None = None,
 ) -> Plan[int]:
     """Plan to record an outcome, in one append with the message that reports it to the model.
 
     The first outcome counts. An outcome that arrives after another process marked the effect as
-    unknown is recorded as its reconciliation. `intent` is that of a call which is recorded once.
+    unknown is recorded as its reconciliation.
     """
     drafts: list[PendingRecord] = []
     if message is not None:
@@ -265,10 +271,6 @@ def plan_outcome(  # noqa: PLR0913 - what is known of a call and its outcome
 
     def make(batch: RecordBatch) -> int:
         state = batch.state.effects.by_identity.get(identity)
-        if state is None and intent is not None:
-            require_turn_owner(batch, TurnOwnership(intent.turn, intent.owner or intent.turn))
-            batch.add_content(effect, intent)
-            state = batch.state.effects.by_identity.get(identity)
         if state is None:
             raise batch.conflict("another process has ended the turn of the effect, or settled it")
         if state.effect != effect:
@@ -283,8 +285,28 @@ def plan_outcome(  # noqa: PLR0913 - what is known of a call and its outcome
         position = add_outcome(replica, batch, identity, outcome)
         return batch.add_all(drafts) if drafts else position
 
-    # With its intent, the outcome is written only by who may begin a call.
-    return Plan("effect.intend" if intent else "effect.settle", identity, make)
+    return Plan("effect.settle", identity, make)
+
+
+def plan_whole_call(intent: PendingRecord, outcome: Plan[int]) -> Plan[int]:
+    """Plan to record a call that was made already: its intent, and the plan of its outcome."""
+    content = intent.content
+    assert isinstance(content, EffectIntent)  # noqa: S101 - made by `plan_intent`
+    owner = TurnOwnership(content.turn, content.owner or content.turn)
+
+    def make(batch: RecordBatch) -> Steps[int]:
+        saved = batch.savepoint()
+        try:
+            if content.identity not in batch.state.effects.by_identity:
+                require_turn_owner(batch, owner)
+                batch.add_all([intent])
+            return (yield from outcome.execute(batch))
+        except BaseException:
+            batch.rollback(saved)  # Such an intent is never stored without its outcome.
+            raise
+
+    # Not "effect.settle": it is written only by who may begin a call.
+    return Plan("effect.intend", content.identity, make)
 
 
 def mark_unknown(

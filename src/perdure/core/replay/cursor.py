@@ -196,7 +196,7 @@ class ReplayCursor:
         self.require_running()
         recorded = self._find(call.identity, to_intent(call), lane=lane)
         self._require_outcome(recorded)
-        begun = recorded.attempts[-1][0]
+        begun = recorded.last_begun
         if begun >= self._start:
             self._optional |= {
                 step.number

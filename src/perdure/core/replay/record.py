@@ -81,6 +81,11 @@ class RecordedCall:
         return self.attempts[0][0]
 
     @property
+    def last_begun(self) -> int:
+        """The step at which its last attempt began."""
+        return self.begun if len(self.attempts) == 1 else self.attempts[-1][0]
+
+    @property
     def last(self) -> int:
         """The step where the call ended: the first outcome after the last attempt."""
         begun = self.attempts[-1][0]

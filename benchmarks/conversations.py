@@ -140,7 +140,7 @@ def _turn(fake: Fake) -> Turn:
     draw = fake.rng.random()
     for _ in range(2 if draw < TWO_CALLS else draw < TWO_CALLS + ONE_CALL):
         turn += _call(fake)
-    turn.append({"role": "assistant", "content": _say(fake, _ANSWERED, 365)})
+    turn.append({"role": "assistant", "content": _say(fake, _ANSWERED, 358)})
     return turn
 
 

@@ -1,8 +1,11 @@
 """Bytes on disk: what a turn costs in the file that a clean close leaves behind."""
 
 import asyncio
+import statistics
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +13,8 @@ import perdure
 from benchmarks.conversations import conversations, store_conversation
 from benchmarks.report import Line, Part, Progress, table
 from benchmarks.workload import json_size, turns
+from perdure.backends import compression
+from perdure.backends.sqlite import SqliteBackend
 
 FACTOR = 1.15
 PER_RECORD = 400
@@ -28,20 +33,23 @@ class Stored(NamedTuple):
         return FACTOR * self.json_bytes + PER_RECORD * self.records
 
 
-def one_session(path: Path, count: int) -> Stored:
+COMPRESS = "?compress=zstd"
+
+
+def one_session(path: Path, count: int, options: str = "") -> Stored:
     """Store turns in one session, each with one append."""
     said = turns(count)
-    with perdure.open(path) as store:
+    with perdure.open(f"sqlite:{path}{options}") as store:
         session = store.session("session-00000")
         for turn in said:
             session.append(*turn)
     return _stored(path, said)
 
 
-def realistic(path: Path, count: int) -> Stored:
+def realistic(path: Path, count: int, options: str = "") -> Stored:
     """Store the realistic workload in one session, through turns, with its tools as effects."""
     said = conversations(count)
-    with perdure.open(path) as store:
+    with perdure.open(f"sqlite:{path}{options}") as store:
         store_conversation(store.session("session-00000"), said)
     return _stored(path, said)
 
@@ -71,11 +79,35 @@ def _stored(path: Path, said: list[list[dict[str, object]]]) -> Stored:
     return Stored(len(said), sum(map(len, said)), sum(map(json_size, said)), size)
 
 
-WAYS: dict[str, Callable[[Path, int], Stored]] = {
-    "one session": one_session,
-    "64 sessions, interleaved": lambda path, count: interleaved(path, count, 64),
-    "realistic, through turns": realistic,
+class Way(NamedTuple):
+    """A way of filling a store, and the bytes a turn that it may take at most."""
+
+    fill: Callable[[Path, int], Stored]
+    most: int | None = 0
+    """0: as `Stored.bound` says. None: there is no bound."""
+
+
+WAYS = {
+    "one session": Way(one_session),
+    "64 sessions, interleaved": Way(lambda path, count: interleaved(path, count, 64)),
+    "one session, compressed": Way(lambda path, count: one_session(path, count, COMPRESS), 1_300),
+    "realistic, through turns": Way(realistic, None),
+    "realistic, compressed": Way(lambda path, count: realistic(path, count, COMPRESS), 1_900),
 }
+
+
+def compression_cpu(path: Path, *, runs: int = 7) -> float:
+    """Return the CPU time of compressing the bodies of a store, in seconds a turn: the median."""
+    with closing(SqliteBackend(path)) as backend:
+        bodies = [entry.body or b"" for entry in backend.read("session-00000")]
+    times = []
+    for _ in range(runs):
+        start = time.process_time()
+        for body in bodies:
+            if len(body) >= compression.COMPRESS_MIN:
+                compression.compress(body)
+        times.append(time.process_time() - start)
+    return statistics.median(times)
 
 
 def measure(folder: Path, *, count: int) -> Part:
@@ -83,21 +115,25 @@ def measure(folder: Path, *, count: int) -> Part:
     progress = Progress("storage", len(WAYS))
     part = Part("storage")
     rows = []
-    for name, fill in WAYS.items():
+    for name, (fill, fixed) in WAYS.items():
         with tempfile.TemporaryDirectory(dir=folder) as place:
-            found = fill(Path(place) / "perdure.db", count)
+            path = Path(place) / "perdure.db"
+            found = fill(path, count)
+            cpu = 1e6 * compression_cpu(path) / count if "compressed" in name else 0.0
         progress.step(name)
         each = found.file_bytes / found.turns
-        most = found.bound / found.turns
-        rows.append([name, f"{found.json_bytes / found.turns:,.0f}", f"{each:,.0f}"])
-        part.data[name] = {**found._asdict(), "bound": found.bound}
-        part.lines.append(
-            Line(
-                f"bytes stored a turn, {name}",
-                f"{each:,.0f} B",
-                f"at most 1.15 × JSON + 400 B a message = {most:,.0f} B",
-                each <= most,
-            )
-        )
-    part.tables.append(table([f"{count:,} turns", "JSON B a turn", "stored B a turn"], rows))
+        most = fixed or found.bound / found.turns
+        bound = "" if fixed else "1.15 × JSON + 400 B a message = "
+        cells = [f"{found.json_bytes / found.turns:,.0f}", f"{each:,.0f}"]
+        rows.append([name, *cells, f"{cpu:.1f}" if cpu else "—"])
+        part.data[name] = {**found._asdict(), "bound": most * found.turns, "cpu_us": cpu}
+        if fixed is not None:
+            says = (f"bytes stored a turn, {name}", f"{each:,.0f} B")
+            part.lines.append(Line(*says, f"at most {bound}{most:,.0f} B", each <= most))
+        if cpu:
+            limit = 25 if "realistic" in name else 15
+            line = (f"CPU of compression a turn, {name}", f"{cpu:.1f} µs", f"at most {limit} µs")
+            part.lines.append(Line(*line, cpu <= limit))
+    head = [f"{count:,} turns", "JSON B a turn", "stored B a turn", "compression µs a turn"]
+    part.tables.append(table(head, rows))
     return part

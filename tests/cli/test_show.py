@@ -12,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 import perdure
+from perdure.backends.digests import digest_of
 from perdure.cli.rendering import ADAPTER_KEYS
 from perdure.safe_text import safe
 from tests.cli.support import damage, fill, flip, invoke, objects, said
@@ -392,3 +393,17 @@ def test_a_result_that_stands_in_a_message_is_not_shown_as_null(tmp_path: Path) 
     shown = invoke(path, "show", "s").stdout
     assert "the result is in the message above" in shown
     assert "null" not in shown
+
+
+def test_headers_are_printed_as_they_are_stored(tmp_path: Path) -> None:
+    for option in ("", "?compress=zstd"):
+        address = f"sqlite:{tmp_path}/store{len(option)}.db{option}"
+        with perdure.open(address) as store:
+            for text in ("a", "é"):
+                store.session("s").append({"role": "user", "content": text})
+            store.session("s").note("x")
+            digest = store.session("s").verify().digest
+        headers = invoke(address, "show", "s", "--headers").stdout_bytes.splitlines()
+        assert [json.loads(header)[3] for header in headers] == [1, 2, 3]
+        assert digest_of(headers[-1]) == digest
+        assert len(invoke(address, "show", "s", "--headers", "--at", "2").stdout.splitlines()) == 2

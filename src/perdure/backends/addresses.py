@@ -51,6 +51,8 @@ ALIASES = {"postgres": "postgresql", "valkey": "redis", "valkeys": "rediss"}
 
 ACCEPT_OPTION = "accept="
 
+COMPRESS_OPTION = "compress="  # of SQLite stores
+
 
 Address = str | os.PathLike[str]
 
@@ -75,7 +77,11 @@ def open_backend(address: Address) -> Backend:
         what = "a directory" if scheme == "files" else "a file, such as 'agents.db'"
         raise UsageError(f"the path is empty: pass the name of {what}")
     cls = _load(scheme, *SCHEMES[scheme])
-    backend: Backend = cls(rest, accept=accept) if accept else cls(rest)
+    options: dict[str, Any] = {"accept": accept} if accept else {}
+    if scheme == "sqlite" and isinstance(address, str):
+        values = _split_option(address, COMPRESS_OPTION)[1]
+        options |= {"compress": values[-1]} if values else {}
+    backend: Backend = cls(rest, **options)
     _emit_downgrades(backend)
     return backend
 
@@ -121,12 +127,14 @@ def _load(scheme: str, module: str, name: str) -> Any:
 
 
 def scheme_of(address: str) -> tuple[str, str]:
-    """Return the canonical scheme of an address, and the rest without its `accept=` option.
+    """Return the canonical scheme of an address, and the rest without the options of a path.
 
     Raises UsageError for a path that looks like a server's address, perhaps with a password.
     """
     scheme, rest = _split_scheme(split_accept(address)[0])
     scheme = ALIASES.get(scheme, scheme)
+    if scheme == "sqlite":
+        rest = _split_option(rest, COMPRESS_OPTION)[0]
     _require_plain_path(address, rest if scheme in SCHEMES and scheme not in SERVER_SCHEMES else "")
     return scheme, rest
 
@@ -163,15 +171,20 @@ def parse_postgres(address: str) -> "PostgresAddress":
 
 def split_accept(address: str) -> tuple[str, frozenset[str]]:
     """Remove `accept=word,word` from an address's query; return the rest and the words."""
+    rest, texts = _split_option(address, ACCEPT_OPTION)
+    words = (word.strip() for word in ",".join(texts).split(","))
+    return rest, frozenset(word for word in words if word)
+
+
+def _split_option(address: str, option: str) -> tuple[str, list[str]]:
+    """Remove an option from an address's query; return the rest and its values."""
     base, _, query = address.partition("?")
     pairs = query.split("&")
-    rest = "&".join(pair for pair in pairs if not pair.startswith(ACCEPT_OPTION))
-    if rest == query:
-        return address, frozenset()
-    accepted = [pair for pair in pairs if pair.startswith(ACCEPT_OPTION)]
-    texts = (unquote(pair.removeprefix(ACCEPT_OPTION)) for pair in accepted)
-    words = (word.strip() for word in ",".join(texts).split(","))
-    return base + (f"?{rest}" if rest else ""), frozenset(word for word in words if word)
+    values = [unquote(pair.removeprefix(option)) for pair in pairs if pair.startswith(option)]
+    if not values:
+        return address, []
+    rest = "&".join(pair for pair in pairs if not pair.startswith(option))
+    return base + (f"?{rest}" if rest else ""), values
 
 
 def without_migration(address: str) -> str:
@@ -248,7 +261,8 @@ def _require_plausible_path(scheme: str, rest: str) -> None:
         )
     if "?" in rest:
         option = rest[rest.index("?") :]
-        reason = f"unknown option {option!r}: a {scheme}: address can only have '?accept=…'"
+        known = "'?accept=…'" + " and '?compress=zstd'" * (scheme == "sqlite")
+        reason = f"unknown option {option!r}: a {scheme}: address can only have {known}"
         hint = "; if '?' is part of the file's name, pass a Path" if scheme == "sqlite" else ""
         raise UsageError(f"{reason}{hint}")
     if rest.startswith("~"):

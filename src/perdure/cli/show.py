@@ -1,5 +1,6 @@
 """`perdure show`: print a session's title, its records in order, open turns and values."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -290,6 +291,7 @@ Examples:
   perdure show claim-4711 --at 12     its state when record 12 was the newest
   perdure show claim-4711 --records   every record with all its content
   perdure show claim-4711 --json      the same for a program
+  perdure show claim-4711 --headers   the headers of its entries, as stored
 
 \b
 With --json, each line is an object: session, position, id, kind, time,
@@ -310,16 +312,18 @@ be read.
     help="Only the last N messages, and the records between them.",
 )
 @click.option("--records", is_flag=True, help="Show every record with id, digest and content.")
+@click.option("--headers", is_flag=True, help="Print the stored headers, one on each line.")
 @click.option("--full", is_flag=True, help="Show long texts and adapters' state whole.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per record.")
 @store_option
-def show(
+def show(  # noqa: PLR0913 - one for each option
     address: str | None,
     session: str,
     at: int | None,
     last: int | None,
     *,
     records: bool,
+    headers: bool,
     full: bool,
     as_json: bool,
 ) -> None:
@@ -335,6 +339,9 @@ def show(
         if at is not None and at > head.position:
             reason = f"{session!r} has positions up to {head.position}, not {at}."
             raise click.BadParameter(reason, param_hint="'--at'")
+        if headers:
+            _print_headers(source, head, at)
+            return
         span = _select_span(source.store, head, at, last)
         if as_json:
             damaged = _print_json(source.store, head, span)
@@ -343,6 +350,15 @@ def show(
             damaged = _print_session(source, head, span, view, at=at)
     if damaged:
         raise SystemExit(BAD_NEWS)
+
+
+def _print_headers(source: OpenStore, head: Head, at: int | None) -> None:
+    """Print the headers of a session's own entries: the exact bytes, except on a terminal."""
+    is_terminal = sys.stdout.isatty()
+    for entry in source.backend.read(head.stream, max_body=0):
+        if at is not None and entry.position > at:
+            break
+        click.echo(safe(entry.header.decode("utf-8", "replace")) if is_terminal else entry.header)
 
 
 class PositionSpan(NamedTuple):

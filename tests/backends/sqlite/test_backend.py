@@ -23,6 +23,12 @@ class TestSqlite(BackendContract):
         return lambda: SqliteBackend(tmp_path / "store.db")
 
 
+class TestCompressedSqlite(BackendContract):
+    @pytest.fixture
+    def open_backend(self, tmp_path: Path) -> Callable[[], Backend]:
+        return lambda: SqliteBackend(tmp_path / "store.db", compress="zstd")
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "store.db"
@@ -88,7 +94,7 @@ def test_a_shell_shows_headers_and_plain_bodies_as_text(backend: SqliteBackend) 
     backend.append([append_of("s", 2, 2)._replace(entries=[sealed])])
     rows = writer(backend).execute("select header, body from entry order by rowid").fetchall()
     assert rows[0] == (entry(1).header.decode(), entry(1).body.decode())  # type: ignore[union-attr]
-    assert rows[1] == (sealed.header.decode(), sealed.body)
+    assert rows[1] == (sealed.header.decode(), b"\0" + (sealed.body or b""))
     backend.append([append_of("s", 3, 3)._replace(entries=[entry(3, body=b"cut\0short")])])
     kind = writer(backend).execute("select typeof(body) from entry where position = 3").get
     assert kind == "blob", "a shell would show a text only up to its NUL"

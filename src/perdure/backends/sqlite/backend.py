@@ -14,6 +14,7 @@ import apsw
 import msgspec
 
 from perdure.backends.append_rules import UNLIMITED, check, decide
+from perdure.backends.compression import ZSTD, require_driver
 from perdure.backends.digests import digest_of
 from perdure.backends.fields import FieldOrder
 from perdure.backends.filesystem import ACCEPTABLE, require_local, resolve_path
@@ -33,13 +34,11 @@ from perdure.backends.protocol import (
     StreamFilter,
 )
 from perdure.backends.sqlite import batch_append, schema
-from perdure.backends.sqlite.batch_append import is_text
 from perdure.backends.sqlite.check import StoreFile, find_problems
 from perdure.backends.sqlite.connections import BUSY_TIMEOUT, connect
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
 from perdure.backends.sqlite.ordered import ValueListing
 from perdure.backends.sqlite.reading import (
-    HEADER,
     EntryPage,
     head_from_label,
     read_head,
@@ -48,9 +47,26 @@ from perdure.backends.sqlite.reading import (
     stream_key,
 )
 from perdure.backends.sqlite.recent import RecentListing
+from perdure.backends.sqlite.rows import (
+    FIRST_STREAM_ID,
+    HEADER,
+    STREAM_ID,
+    Row,
+    compressed_rows,
+    entry_rows,
+    restore_header,
+    stream_id_of,
+    text_or_blob,
+)
 from perdure.backends.sqlite.schema import INCREMENTAL, require_library
 from perdure.backends.watchers import Watchers
-from perdure.errors import DamagedError, PerdureError, UnavailableError, UsageError
+from perdure.errors import (
+    DamagedError,
+    PerdureError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+)
 
 PAGE_ROWS = 256  # rows per read transaction; a long one would keep the log from being reset
 
@@ -64,11 +80,6 @@ HEADERS = (
 )
 
 ADD_ENTRY = "insert into entry (stream, position, first, header, body) values (?, ?, ?, ?, ?)"
-
-ADD_TEXT = (
-    "insert into entry (stream, position, first, header, body)"
-    " values (?, ?, ?, cast(? as text), cast(? as text))"
-)
 
 ADD_HEAD = (
     "insert into head (position, digest, snapshot, labels, id, name) values (?, ?, ?, ?, ?, ?)"
@@ -84,6 +95,8 @@ CONTINUE_STREAM = (
     " and position = ? and labels = ? and digest = ?"
 )
 
+CONTINUE_PACKED = f"{CONTINUE_STREAM} and ? = {STREAM_ID.format('head.id')}"
+
 ADD_LABEL = "insert into label (label, name, stream) values (?, ?, ?)"
 
 REMOVE_LABEL = "delete from label where label = ? and name = ?"
@@ -95,6 +108,13 @@ VACUUM_PAGES = 256  # pages per transaction, 1 MiB, which took 3 ms (at most 21)
 FREE_SHARE = 10  # a file shrinks if more than one in so many pages is free; others are used again
 
 FIRST_POSITION = "select min(position) from entry where stream = ?"
+
+FIRST_LEFT = (
+    f"select position, {HEADER} from entry where stream = ? and position >= ?"  # noqa: S608
+    " order by position limit 1"
+)
+
+UNPACK = "update entry set header = ? where stream = ? and position = ?"
 
 DROP = "delete from entry where stream = ? and position < ?"
 
@@ -125,6 +145,9 @@ class SqliteBackend:
     seconds for locks of other processes. Usable in both processes after `os.fork`. On a read-only
     medium, or without permission to write, streams can be read; writing raises UsageError. `accept`
     names weaknesses to accept instead of refusing them (`perdure.backends.guarantees`).
+
+    With `compress="zstd"`, the store becomes a compressed one with its next append, and stays one:
+    new bodies are compressed by every process that opens it later. Earlier ones stay as they are.
     """
 
     capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, ORDER, RECENT, REMOVE, WATCH})
@@ -136,11 +159,14 @@ class SqliteBackend:
         vfs: str | None = None,
         timeout: float = BUSY_TIMEOUT,
         accept: Collection[str] = (),
+        compress: str | None = None,
     ) -> None:
         file = os.fspath(path)
         if not file or "\0" in file:
             raise UsageError(f"{file!r} is not a path: pass the name of a file")
         require_library()
+        if compress not in (None, ZSTD):
+            raise UsageError(f"compress={compress!r} is unknown: use compress={ZSTD!r}")
         self.name = f"sqlite:{file}"
         self._path = resolve_path(file, self.name)
         acceptance = Acceptance(accept, ACCEPTABLE, store=self.name)
@@ -149,10 +175,21 @@ class SqliteBackend:
         self.guarantees = schema.store_guarantees(checks, filesystem, acceptance, why_read_only)
         self.watchers = Watchers(lambda _: self._path + "-wal")
         self._labels = batch_append.LabelCache()
+        self._compresses = self._connections.is_compressed or compress == ZSTD
+        self._becomes_compressed = self._compresses and not self._connections.is_compressed
+        if self._compresses:
+            try:
+                require_driver()
+            except UnsupportedError:
+                self._connections.close()
+                raise
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """As `Backend.append`: all in one transaction."""
         check(appends)
+        if self._becomes_compressed:
+            self._connections.write("", schema.mark_compressed)
+            self._becomes_compressed = False
         if len(appends) == 1:
             outcomes = self._append_one(appends[0])
         else:
@@ -163,10 +200,16 @@ class SqliteBackend:
 
     def _append_one(self, append: Append) -> Sequence[Outcome]:
         key, labels = stream_key(append.stream), _labels_text(append)
+        stream_id = stream_id_of(append.entries[0].header) if self._compresses else ""
+        if self._compresses:
+            rows = compressed_rows(key, append.entries, stream_id, begins=append.begins)
+        else:
+            rows = entry_rows(key, append.entries)
 
         def add(db: apsw.Connection) -> Sequence[Outcome]:
-            fast = _append_in_place(db, key, labels, append)
-            return [STORED] if fast else _append_checked([append], db)
+            if _append_in_place(db, labels, append, rows, stream_id):
+                return [STORED]
+            return self._append_checked([append], db)
 
         outcomes = self._connections.write(append.stream, add)
         if outcomes[0] is STORED and self._labels.cached.get(key) != labels:
@@ -175,23 +218,69 @@ class SqliteBackend:
 
     def _append_all(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         rows = [(stream_key(append.stream), _labels_text(append), append) for append in appends]
-        load = self._labels.load(rows) if len(appends) >= batch_append.BATCH_MIN else None
+        load = None
+        if len(appends) >= batch_append.BATCH_MIN:
+            load = self._labels.load(rows, compresses=self._compresses)
         if load is not None:
             store = functools.partial(batch_append.store_batch, load)
             if self._connections.write("", store, begin=False):
                 self._labels.remember(row[:2] for row in rows)
                 return [STORED] * len(appends)
-        outcomes = self._connections.write("", functools.partial(_append_checked, appends))
+        outcomes = self._connections.write("", functools.partial(self._append_checked, appends))
         stored = zip(outcomes, rows, strict=True)
         self._labels.remember([row[:2] for outcome, row in stored if outcome is STORED])
         return outcomes
 
+    def _append_checked(self, appends: Sequence[Append], db: apsw.Connection) -> list[Outcome]:
+        """Decide on each append, then write all: few driver calls, as each releases the GIL."""
+        outcomes: list[Outcome] = []
+        new_rows: list[Row] = []
+        new_heads: list[tuple[int, str, int, str, int, str]] = []
+        moved_heads: list[tuple[int, str, int, int, str]] = []
+        relabeled: list[tuple[str, int]] = []
+        for append in appends:
+            stream, labels, key = append.stream, append.labels, stream_key(append.stream)
+            head = read_head(db, stream, key)
+            outcome, missing = decide(append, head, functools.partial(_stored_entries, db, key))
+            outcomes.append(outcome)
+            if missing:
+                new_rows += self._checked_rows(db, key, missing, begins=head is None)
+                end = (missing[-1].last, digest_of(missing[-1].header), append.snapshot)
+                text = _labels_text(append)
+                if head is None:
+                    new_heads.append((*end, text, key, stream))
+                else:
+                    moved_heads.append((*end, key, stream))
+                    relabeled += [(text, key)] if head.labels != labels else []
+                _relabel(db, stream, frozenset() if head is None else head.labels, labels)
+        for statement, rows in (
+            (ADD_ENTRY, new_rows),
+            (ADD_HEAD, new_heads),
+            (MOVE_HEAD, moved_heads),
+            (RELABEL_HEAD, relabeled),
+        ):
+            if rows:
+                db.executemany(statement, rows)
+        return outcomes
+
+    def _checked_rows(
+        self, db: apsw.Connection, key: int, entries: Sequence[Entry], *, begins: bool
+    ) -> list[Row]:
+        if not self._compresses:
+            return entry_rows(key, entries)
+        stored = "" if begins else db.execute(FIRST_STREAM_ID, (key,)).get
+        stream_id = stream_id_of(entries[0].header) if begins else (stored or "")
+        return compressed_rows(key, entries, stream_id, begins=begins)
+
     def append_together(self, appends: Sequence[Append]) -> Outcome:
         """As `AtomicCapability.append_together`: all in one transaction."""
         check(appends)
+        if self._becomes_compressed:
+            self._connections.write("", schema.mark_compressed)
+            self._becomes_compressed = False
 
         def add(db: apsw.Connection) -> None:
-            outcomes = _append_checked(appends, db)
+            outcomes = self._append_checked(appends, db)
             for outcome in outcomes:
                 if outcome is not STORED:
                     raise _NotStoredError(outcome)
@@ -310,7 +399,10 @@ class SqliteBackend:
                 return False
             last = min(before, head.position)  # Up to the head at most: the last entry stays.
             first = db.execute(FIRST_POSITION, (key,)).get or last
-            db.execute(DROP, (key, min(first + DROP_ENTRIES, last)))
+            end = min(first + DROP_ENTRIES, last)
+            if self._compresses:
+                _unpack_first(db, key, end)
+            db.execute(DROP, (key, end))
             return first + DROP_ENTRIES < last
 
         while self._connections.write(stream, drop):
@@ -380,7 +472,20 @@ class _NotStoredError(Exception):
         self.outcome = outcome
 
 
-def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append) -> bool:
+def _unpack_first(db: apsw.Connection, key: int, position: int) -> None:
+    """Store the header of the first entry that `drop` will leave as it is, if it is packed."""
+    last, header = db.execute(FIRST_LEFT, (key, position)).fetchone() or (0, b"")
+    try:
+        restored = restore_header(header or b"", last)
+    except ValueError:
+        return  # Damaged: reading reports it.
+    if restored != header:
+        db.execute(UNPACK, (text_or_blob(restored), key, last))
+
+
+def _append_in_place(
+    db: apsw.Connection, labels: str, append: Append, rows: list[Row], stream_id: str
+) -> bool:
     """Store an append that continues its stream with unchanged labels, without reading first.
 
     This is the common case. Return False if it does not apply; then nothing was changed.
@@ -388,66 +493,17 @@ def _append_in_place(db: apsw.Connection, key: int, labels: str, append: Append)
     stream, entries, _, previous, snapshot = append
     if not previous:
         return False
-    first, last = entries[0].position, entries[-1]
-    end = last.position + last.records - 1
-    digest = digest_of(last.header)
-    head = (end, digest, snapshot, key, stream, first - 1, labels, previous)
-    db.execute(CONTINUE_STREAM, head)
+    key, end = rows[-1][:2]
+    digest, before = digest_of(entries[-1].header), entries[0].position - 1
+    head = (end, digest, snapshot, key, stream, before, labels, previous)
+    if stream_id:
+        db.execute(CONTINUE_PACKED, (*head, stream_id))
+    else:
+        db.execute(CONTINUE_STREAM, head)
     if db.changes() == 0:
         return False
-    rows: list[tuple[int, int, int, bytes, bytes | None]] = []
-    parts: list[bytes] = []
-    for position, header, body, records in entries:
-        rows.append((key, position + records - 1, position, header, body))
-        parts += header, body or b""
-    joined = b"\n".join(parts)  # If it is text, each part is: no UTF-8 sequence spans a newline.
-    if (joined.isascii() and b"\0" not in joined) or is_text(joined):  # Most entries are ASCII.
-        db.executemany(ADD_TEXT, rows)
-    else:
-        db.executemany(ADD_ENTRY, _entry_rows(key, entries))
+    db.executemany(ADD_ENTRY, rows)
     return True
-
-
-def _append_checked(appends: Sequence[Append], db: apsw.Connection) -> list[Outcome]:
-    """Decide on each append, then write all: few driver calls, as each releases the GIL."""
-    outcomes: list[Outcome] = []
-    entry_rows: list[tuple[int, int, int, str | bytes, str | bytes]] = []
-    new_heads: list[tuple[int, str, int, str, int, str]] = []
-    moved_heads: list[tuple[int, str, int, int, str]] = []
-    relabeled: list[tuple[str, int]] = []
-    for append in appends:
-        stream, labels, key = append.stream, append.labels, stream_key(append.stream)
-        head = read_head(db, stream, key)
-        outcome, missing = decide(append, head, functools.partial(_stored_entries, db, key))
-        outcomes.append(outcome)
-        if missing:
-            entry_rows += _entry_rows(key, missing)
-            end = (missing[-1].last, digest_of(missing[-1].header), append.snapshot)
-            text = _labels_text(append)
-            if head is None:
-                new_heads.append((*end, text, key, stream))
-            else:
-                moved_heads.append((*end, key, stream))
-                relabeled += [(text, key)] if head.labels != labels else []
-            _relabel(db, stream, frozenset() if head is None else head.labels, labels)
-    for statement, rows in (
-        (ADD_ENTRY, entry_rows),
-        (ADD_HEAD, new_heads),
-        (MOVE_HEAD, moved_heads),
-        (RELABEL_HEAD, relabeled),
-    ):
-        if rows:
-            db.executemany(statement, rows)
-    return outcomes
-
-
-def _entry_rows(
-    key: int, entries: Sequence[Entry]
-) -> list[tuple[int, int, int, str | bytes, str | bytes]]:
-    return [
-        (key, entry.last, entry.position, text_or_bytes(entry.header), text_or_bytes(entry.body))
-        for entry in entries
-    ]
 
 
 def _labels_text(append: Append) -> str:
@@ -457,7 +513,15 @@ def _labels_text(append: Append) -> str:
 def _stored_entries(db: apsw.Connection, key: int, first: int, last: int) -> list[Entry]:
     """Return the entries that cover any of these positions, without their bodies."""
     rows = db.execute(HEADERS, (key, first, last, last - first + 1))  # No more can overlap.
-    return [Entry(begin, header or b"", None, end - begin + 1) for begin, end, header in rows]
+    return [Entry(begin, _own(header, end), None, end - begin + 1) for begin, end, header in rows]
+
+
+def _own(selected: bytes | None, last: int) -> bytes:
+    """Return a stored header, to compare with; one that cannot be restored equals no other."""
+    try:
+        return restore_header(selected or b"", last)
+    except ValueError:
+        return b""
 
 
 def _relabel(db: apsw.Connection, stream: str, old: frozenset[str], new: frozenset[str]) -> None:
@@ -465,9 +529,3 @@ def _relabel(db: apsw.Connection, stream: str, old: frozenset[str], new: frozens
         db.executemany(REMOVE_LABEL, [(label, stream) for label in old - new])
         key = stream_key(stream)
         db.executemany(ADD_LABEL, [(label, stream, key) for label in new - old])
-
-
-def text_or_bytes(data: bytes | None) -> str | bytes:
-    """Return text if it preserves the bytes, so that the `sqlite3` shell can show them."""
-    stored = data or b""
-    return stored.decode() if is_text(stored) else stored

@@ -19,6 +19,7 @@ import apsw
 
 from perdure.backends.digests import digest_of
 from perdure.backends.protocol import Append
+from perdure.backends.sqlite.rows import STREAM_ID, compressed_rows, entry_rows, stream_id_of
 
 BATCH_MIN = 4  # appends; fewer are stored faster one by one
 
@@ -31,7 +32,8 @@ LABEL_CACHE_MAX = 65_536  # streams whose labels are cached; bounds the memory
 
 _COLUMNS = (
     *("id", "name", "labels", "position", "digest"),
-    *("new_labels", "new_position", "new_digest", "snapshot", "first", "header", "body"),
+    *("new_labels", "new_position", "new_digest", "snapshot", "stream_id"),
+    *("first", "header", "body"),
 )
 
 _ADD_ENTRY = """
@@ -46,13 +48,14 @@ _ADD_LABELS = """
 
 # Two entries of one stream in a statement are compared one after the other: the second one has the
 # head that the first one leaves.
-_MOVE_HEAD = """
+_MOVE_HEAD = f"""
     update head
         set position = new.new_position, digest = new.new_digest, snapshot = new.snapshot
         where id = new.id and name = new.name and labels = new.labels
-        and position = new.position and digest = new.digest;
+        and position = new.position and digest = new.digest
+        and (new.stream_id = '' or new.stream_id = {STREAM_ID.format("new.id")});
     select raise(abort, 'not as it was') where changes() = 0;
-"""
+"""  # noqa: S608 - constants
 
 # For each row one of the triggers applies. A condition in every statement of a single one would
 # cost 2 µs a row.
@@ -93,7 +96,7 @@ class BatchRows(NamedTuple):
     """Entries as parameters of the statement, one after the other."""
 
     rows: int
-    values: Sequence[int | str]
+    values: Sequence[int | str | bytes]
 
 
 class LabelCache:
@@ -108,27 +111,28 @@ class LabelCache:
             self.cached.clear()
         self.cached.update(written)
 
-    def load(self, appends: Sequence[tuple[int, str, Append]]) -> BatchRows | None:
+    def load(
+        self, appends: Sequence[tuple[int, str, Append]], *, compresses: bool
+    ) -> BatchRows | None:
         """Return the appends as parameters, or None if one needs the general path."""
         cached = self.cached
-        values: list[int | str] = []
+        values: list[int | str | bytes] = []
         count = size = 0
         for key, new_labels, append in appends:
             stream, entries, _, digest, snapshot = append
             labels = cached.get(key) if digest else ""
             if labels is None:
                 return None
-            for first, header, body, records in entries:
-                last, new_digest = first + records - 1, digest_of(header)
-                try:
-                    header_text, body_text = header.decode(), (body or b"").decode()
-                except UnicodeDecodeError:
-                    return None
-                if "\0" in header_text or "\0" in body_text:  # SQLite's text functions stop there.
-                    return None
-                values += (key, stream, labels, first - 1, digest)
-                values += (new_labels, last, new_digest, snapshot, first, header_text, body_text)
-                size += len(header) + len(body_text)
+            stream_id = stream_id_of(entries[0].header) if compresses else ""
+            if compresses:
+                rows = compressed_rows(key, entries, stream_id, begins=not digest)
+            else:
+                rows = entry_rows(key, entries)
+            for (_, last, first, header, body), entry in zip(rows, entries, strict=True):
+                new_digest = digest_of(entry.header)
+                values += (key, stream, labels, first - 1, digest, new_labels, last)
+                values += (new_digest, snapshot, stream_id, first, header, body)
+                size += len(header) + len(body)
                 labels, digest, count = new_labels, new_digest, count + 1
         if size > BATCH_BYTES_MAX or count > BATCH_ROWS_MAX:
             return None
@@ -145,18 +149,5 @@ def store_batch(load: BatchRows, db: apsw.Connection) -> bool:
     try:
         db.execute(_insert_rows(load.rows), load.values)
     except apsw.ConstraintError:
-        return False
-    return True
-
-
-def is_text(data: bytes) -> bool:
-    """Return whether the bytes survive as SQL text. SQLite's text functions stop at a NUL."""
-    if b"\0" in data:
-        return False
-    if data.isascii():
-        return True
-    try:
-        data.decode()
-    except UnicodeDecodeError:
         return False
     return True

@@ -25,7 +25,13 @@ from perdure.backends.guarantees import Check
 from perdure.backends.sqlite import batch_append, schema
 from perdure.backends.sqlite.errors import DRIVER_ERRORS, ROLLBACK_IS_ENOUGH, translate_error
 from perdure.backends.sqlite.schema import check_settings
-from perdure.errors import PerdureError, UnavailableError, UnsupportedError, UsageError
+from perdure.errors import (
+    PerdureError,
+    UnavailableError,
+    UnsupportedError,
+    UsageError,
+    VersionError,
+)
 
 # Seconds; many writers queue behind a slow disk this long before it counts as down.
 BUSY_TIMEOUT = 60.0
@@ -75,6 +81,8 @@ class ConnectionPool:
         self._readers: list[apsw.Connection] = []
         self._loans: set[object] = set()
         """One for each reader that is in use."""
+        self.is_compressed = False
+        """Whether the store was compressed when it was opened."""
         self._closed = False
         self._poisoned = False
         self._begin_in_this_process()
@@ -145,6 +153,7 @@ class ConnectionPool:
                     # A process that holds the lock has done this before it wrote.
                     with contextlib.suppress(apsw.BusyError), _without_waiting(writer, self._busy):
                         self._rewrite_log_once(writer)
+                self.is_compressed = schema.is_compressed(writer, self._name)
                 return check_settings(writer, self._name)
             except DRIVER_ERRORS as error:
                 raise translate_error(error, self._name) from error
@@ -455,13 +464,16 @@ def connect(
     connections = ConnectionPool(path, name, vfs, busy)
     try:
         return connections, connections.open(), ""
+    except VersionError:
+        connections.close()
+        raise
     except UnavailableError as error:
         reason = why_read_only(path, str(Path(path).parent))
         if not (reason and isinstance(error.__cause__, _NOT_WRITABLE) and os.access(path, os.R_OK)):
             raise
         connections.close()
     read_only = ReadOnlyPool(path, name, vfs, busy, reason)
-    read_only.read(lambda _: None)
+    read_only.is_compressed = read_only.read(lambda db: schema.is_compressed(db, name))
     return read_only, (), reason
 
 

@@ -13,14 +13,20 @@ import apsw
 import msgspec
 
 from perdure.backends.append_rules import POSITION_MAX, UNLIMITED, check_name
-from perdure.backends.protocol import HEADER_MAX, Entry, Head, StreamFilter
+from perdure.backends.protocol import Entry, Head, StreamFilter
+from perdure.backends.sqlite.rows import (
+    BODY,
+    BYTES,
+    FIRST_STREAM_ID,
+    HEADER,
+    STORED_HEADER,
+    restore_body,
+    restore_header,
+)
 from perdure.backends.sqlite.schema import DELETED_LABELS
 from perdure.errors import DamagedError
 
 HEAD_BY_KEY = "select name, position, digest, labels, snapshot from head where id = ?"
-
-# octet_length() does not load a long column; cast() returns the bytes of text and of blobs.
-HEADER = f"case when octet_length(header) <= {HEADER_MAX} then cast(header as blob) end"
 
 # A subquery, not a join: a listing reads the header only of rows that it returns.
 LAST_HEADER = (
@@ -138,12 +144,21 @@ def head_from_label(row: tuple[Any, ...], label: str | None) -> Head:
     name, key, *rest = row
     if not isinstance(name, str) or stream_key(name) != key:
         raise DamagedError(str(name), 0, "its name does not match its key")
-    head = verified_head(name, tuple(rest[:5]))._replace(header=rest[5] or b"")
+    head = verified_head(name, tuple(rest[:5]))
+    head = head._replace(header=_last_header(rest[5], head.position))
     if any(rest[6:]):  # Only rows of BY_NAME have this column.
         raise DamagedError(name, 0, "the index of live sessions lacks it")
     if label is not None and label not in head.labels:
         raise DamagedError(name, 0, WRONG_LABEL)
     return head
+
+
+def _last_header(selected: object, position: int) -> bytes:
+    """Return the header of a last entry, empty if it cannot be read: reading reports that."""
+    try:
+        return restore_header(selected, position) if isinstance(selected, bytes) else b""
+    except ValueError:
+        return b""
 
 
 def require_order(name: object, after: str) -> None:
@@ -221,8 +236,7 @@ PAGE_BYTES = 2**20  # bytes; long bodies end a page early, so that memory stays 
 
 
 READ_FORWARD = (
-    f"select first, position, {HEADER}, octet_length(body),"  # noqa: S608 - constant
-    " case when octet_length(body) <= ?1 then cast(body as blob) end"
+    f"select first, position, {STORED_HEADER}, {BODY}"  # noqa: S608 - constant
     " from entry where stream = ?2 and position > ?3 order by position limit ?4"
 )
 
@@ -245,6 +259,7 @@ class EntryPage:
         self.reverse = reverse
         self.entries: list[Entry] = []
         self.is_last = False
+        self._stream_id: bytes | None = None
 
     @property
     def next_position(self) -> int:
@@ -288,16 +303,16 @@ class EntryPage:
         loaded = 0
         sql = READ_REVERSE if self.reverse else READ_FORWARD
         for row in db.execute(sql, (self.max_body, key, after, self.size)):
-            entry = self._entry(row)
+            entry = self._entry(row, db)
             self.entries.append(entry)
             loaded += entry.size
             if loaded > PAGE_BYTES:
                 return
         self.is_last = len(self.entries) < self.size
 
-    def _entry(self, row: tuple[Any, ...]) -> Entry:
-        first, last, header, size, body = row
-        if not (isinstance(last, int) and isinstance(header, bytes) and isinstance(size, int)):
+    def _entry(self, row: tuple[Any, ...], db: apsw.Connection) -> Entry:
+        first, last, header, is_packed, body, is_stored = row
+        if not (isinstance(last, int) and isinstance(header, bytes)):
             reason = "a column has the wrong type, or its header is too long"
             raise DamagedError(self.stream, self.next_position, reason)
         if not isinstance(first, int) or not 1 <= first <= last:
@@ -310,4 +325,17 @@ class EntryPage:
             raise DamagedError(self.stream, self.next_position, "its entries are not in order")
         if not before and not self.reverse and last <= self.after:
             raise DamagedError(self.stream, self.next_position, "its entries are not in order")
+        try:
+            if is_packed:
+                if self._stream_id is None:
+                    stored = db.execute(FIRST_STREAM_ID, (stream_key(self.stream),)).get
+                    self._stream_id = (stored or "").encode()
+                header = restore_header(BYTES + self._stream_id + header, last)
+            if is_stored and body is not None:
+                body = restore_body(body, self.max_body)
+        except ValueError as error:
+            reason = "its header or its body cannot be unpacked"
+            raise DamagedError(self.stream, self.next_position, reason) from error
+        if body is not None and len(body) > self.max_body:
+            body = None
         return Entry(first, header, body, last - first + 1)

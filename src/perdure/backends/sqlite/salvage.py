@@ -19,9 +19,17 @@ import msgspec
 from perdure.backends.digests import digest_of
 from perdure.backends.protocol import HALF_COPIED, HEADER_MAX, Entry, Head
 from perdure.backends.sqlite import schema
-from perdure.backends.sqlite.backend import ADD_ENTRY, ADD_HEAD, ADD_LABEL, text_or_bytes
+from perdure.backends.sqlite.backend import ADD_ENTRY, ADD_HEAD, ADD_LABEL
 from perdure.backends.sqlite.log_check import LogFile
 from perdure.backends.sqlite.reading import stream_key, verified_head
+from perdure.backends.sqlite.rows import (
+    BYTES,
+    HEADER,
+    entry_rows,
+    restore_body,
+    restore_header,
+    stream_id_of,
+)
 from perdure.backends.sqlite.schema import file_size
 from perdure.errors import DamagedError
 
@@ -37,13 +45,22 @@ COLUMNS = 6  # of a head and of an entry alike; their types tell them apart
 PARTIAL = frozenset({HALF_COPIED})
 
 
+# The stream id of packed headers whose own one is lost. Their chain is then broken, but their
+# bodies are right.
+UNKNOWN = "-" * 22
+
+
 ADD_RIGHT = ADD_ENTRY.replace("insert", "insert or replace", 1)
 
 ADD_ANY = ADD_ENTRY.replace("insert", "insert or ignore", 1)
 
 LAST_POSITIONS = "select stream, max(position) from entry group by stream"
 
-HEADERS_OF = "select position, cast(header as blob) from entry where stream = ? order by position"
+HEADERS_OF = f"select position, {HEADER} from entry where stream = ? order by position"  # noqa: S608
+
+
+class Blob(bytes):
+    """A value that is stored as a blob, and not as text."""
 
 
 class EntryRow(NamedTuple):
@@ -204,7 +221,8 @@ def _value(payload: bytes, at: int, kind: int) -> tuple[int | bytes, int]:
     size = (kind - TEXT_OR_BLOB) // 2
     if at + size > len(payload):
         raise ValueError(size)
-    return payload[at : at + size], at + size
+    value = payload[at : at + size]
+    return (value if kind % 2 else Blob(value)), at + size
 
 
 class Journal(NamedTuple):
@@ -243,7 +261,8 @@ def _page_size(header: bytes) -> int:
 
 def _write_store(new: apsw.Connection, reader: PageReader, journal: Journal) -> Recovered:
     def write() -> Recovered:
-        heads = _write_entries(new, reader, journal)
+        ids = _stream_ids(reader)
+        heads = _write_entries(new, reader, journal, ids)
         unnamed = 0
         lasts: list[Any] = new.execute(LAST_POSITIONS).fetchall()
         for key, last in lasts:
@@ -260,15 +279,28 @@ def _write_store(new: apsw.Connection, reader: PageReader, journal: Journal) -> 
     return schema.in_transaction(new, write)
 
 
-def _write_entries(new: apsw.Connection, reader: PageReader, journal: Journal) -> dict[int, Head]:
+def _stream_ids(reader: PageReader) -> dict[int, str]:
+    """Return the stream ids by the keys of streams, as far as a header that is text has them."""
+    ids: dict[int, str] = {}
+    for row in reader.rows():
+        if isinstance(row, EntryRow) and not isinstance(row.header, Blob):
+            ids.setdefault(row.stream, stream_id_of(row.header) or UNKNOWN)
+    return ids
+
+
+def _write_entries(
+    new: apsw.Connection, reader: PageReader, journal: Journal, ids: dict[int, str]
+) -> dict[int, Head]:
     """Write all entries, and return the newest head of each stream by its key."""
     heads: dict[int, Head] = {}
     for row in reader.rows():
         if isinstance(row, EntryRow):
+            entry = _restore(row, ids.get(row.stream, UNKNOWN))
+            if entry is None:
+                continue
+            (columns,) = entry_rows(row.stream, [entry])
             # The same entry may be on two pages, one of them damaged: the right one stays.
-            records = row.position - row.first + 1
-            is_right = journal.is_right(Entry(row.first, row.header, row.body, records))
-            new.execute(ADD_RIGHT if is_right else ADD_ANY, _entry_columns(row))
+            new.execute(ADD_RIGHT if journal.is_right(entry) else ADD_ANY, columns)
         elif (head := _decode_head(row)) is not None:
             known = heads.get(row.key)
             if known is None or known.position < head.position:
@@ -276,9 +308,18 @@ def _write_entries(new: apsw.Connection, reader: PageReader, journal: Journal) -
     return heads
 
 
-def _entry_columns(row: EntryRow) -> tuple[int, int, int, str | bytes, str | bytes]:
-    header, body = text_or_bytes(row.header), text_or_bytes(row.body)
-    return row.stream, row.position, row.first, header, body
+def _restore(row: EntryRow, stream_id: str) -> Entry | None:
+    """Return the entry of a row, None if its header or its body cannot be unpacked."""
+    header, body = row.header, row.body
+    try:
+        if isinstance(header, Blob):
+            header = restore_header(BYTES + stream_id.encode() + header, row.position)
+        restored = restore_body(body, PAYLOAD_MAX) if isinstance(body, Blob) else body
+    except ValueError:
+        return None
+    if restored is None:
+        return None
+    return Entry(row.first, bytes(header), bytes(restored), row.position - row.first + 1)
 
 
 def _decode_head(row: HeadRow) -> Head | None:
@@ -300,7 +341,8 @@ def _make_head(
     The name is in the first entry. Without it, they get a name that says so. The head is labeled as
     that of a part, because later entries may be lost too, and names no snapshot.
     """
-    headers: list[Any] = new.execute(HEADERS_OF, (key,)).fetchall()
+    rows: list[Any] = new.execute(HEADERS_OF, (key,)).fetchall()
+    headers = [(last, restore_header(selected, last)) for last, selected in rows]
     position, header = headers[-1]
     digest = digest_of(header)
     if old is not None:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import apsw
 
+from perdure.backends import compression
 from perdure.backends.filesystem import STOPPED_WRITER_HINT
 from perdure.backends.fork_safety import fork_safe_lock
 from perdure.backends.guarantees import Acceptance, Check, Guarantees
@@ -103,16 +104,25 @@ TABLES = {
 }
 
 # For people with the `sqlite3` shell: perdure itself does not use it. Lengths count bytes, so the
-# bodies are cut from a blob. Sealed and erased ones have no payload.
-TABLES["record"] = (
+# bodies are cut from a blob. Sealed and erased ones have no payload. In a compressed store, an
+# entry whose header is packed is one row that has no kind.
+VIEW = "record"  # A store may have that of an older version.
+
+TABLES[VIEW] = (
     "CREATE VIEW record as select session, position, kind, id, time,"
-    " case when suite = 'plain' and body <> '' then body->1 end as payload,"
-    " case when suite = 'plain' and body <> '' then body->>2 end as caller_id"
+    " case when suite = 'plain' and json_valid(body) then body->1 end as payload,"
+    " case when suite = 'plain' and json_valid(body) then body->>2 end as caller_id,"
+    " length, digest"
     " from (select head.name as session, entry.first + item.key as position,"
     " header->>1 as suite, item.value->>0 as kind, item.value->>1 as id, header->>5 as time,"
+    " item.value->>2 as length, item.value->>3 as digest,"
+    " case typeof(body) when 'text' then"
     " trim(cast(substr(cast(body as blob), 1 + (select total(before.value->>2) from"
     " json_each(header, '$[8]') as before where before.key < item.key), item.value->>2) as text))"
-    " as body from entry join head on head.id = stream, json_each(header, '$[8]') as item)"
+    " end as body from entry join head on head.id = stream,"
+    " json_each(case typeof(header) when 'text' then header else '[]' end, '$[8]') as item)"
+    " union all select head.name, entry.position, null, null, null, null, null, null, null"
+    " from entry join head on head.id = stream where typeof(header) <> 'text'"
 )
 
 COUNT_TABLES = "select count(*) from sqlite_schema"
@@ -413,10 +423,33 @@ def _create_tables(connection: apsw.Connection) -> None:
 def _require_tables(connection: apsw.Connection, name: str) -> None:
     stored = dict(connection.execute("select name, sql from sqlite_schema where sql is not null"))
     for table, sql in TABLES.items():
-        if stored.get(table, sql if table == LATER_INDEX else None) != sql:
+        if table != VIEW and stored.get(table, sql if table == LATER_INDEX else None) != sql:
             raise DamagedError(name, 0, f"its table or index {table!r} is missing or altered")
 
 
 def add_later_index(connection: apsw.Connection) -> None:
     """Add the index that files of the same version lack if they are older."""
     connection.execute(TABLES[LATER_INDEX].replace("INDEX", "INDEX if not exists", 1))
+
+
+# The dictionaries that bodies of a compressed store may need. Other stores do not have this table.
+DICTIONARY_TABLE = "CREATE TABLE dictionary (number integer primary key)"
+
+
+def is_compressed(connection: apsw.Connection, name: str) -> bool:
+    """Return whether a store is compressed; VersionError if it needs a newer dictionary."""
+    if not connection.execute("select 1 from sqlite_schema where name = 'dictionary'").get:
+        return False
+    for (number,) in connection.execute("select number from dictionary"):
+        if number not in compression.DIGESTS:
+            known = f"dictionary {max(compression.DIGESTS)}"
+            raise VersionError(name, f"dictionary {number}", known)
+    return True
+
+
+def mark_compressed(connection: apsw.Connection) -> None:
+    """Make a store a compressed one, if it is not."""
+    connection.execute(f"drop view if exists {VIEW}")  # It may be older than compressed stores.
+    connection.execute(TABLES[VIEW])
+    connection.execute(DICTIONARY_TABLE.replace("TABLE", "TABLE if not exists", 1))
+    connection.execute("insert or ignore into dictionary values (?)", (compression.DICTIONARY,))

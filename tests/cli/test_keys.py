@@ -120,3 +120,17 @@ def test_keys_in_another_store_are_named_by_an_option(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "in another store" in invoke(path, "keys", "list", "--key-store", str(place)).stdout
     assert "key_store" in invoke(path, "show", "one", **GIVEN).stderr
+
+
+def test_keys_are_rotated_to_another_master_key(path: Path) -> None:
+    done = invoke(path, "keys", "rotate", "--new-keys", "env:NEW", NEW=OTHER_KEY.hex(), **GIVEN)
+    assert (done.exit_code, "2 of 2 data keys wrapped again" in done.stdout) == (0, True)
+    assert invoke(path, "show", "one", **GIVEN).exit_code == 3
+    given = {"PERDURE_KEYS": "env:NEW", "NEW": OTHER_KEY.hex()}
+    assert "hello from one" in invoke(path, "show", "one", **given).stdout
+    # As after an interruption: the same command again.
+    again = invoke(path, "keys", "rotate", "--new-keys", "env:NEW", NEW=OTHER_KEY.hex(), **GIVEN)
+    assert again.exit_code == 0
+    assert invoke(path, "keys", "rotate", **GIVEN).exit_code == 3
+    bad = invoke(path, "keys", "rotate", "--new-keys", "env:NO_SUCH", **given)
+    assert (bad.exit_code, "no variable" in bad.stderr) == (3, True)

@@ -23,6 +23,7 @@ from perdure.journal.requests import (
     Heads,
     Keys,
     Read,
+    ReloadKeys,
     Request,
     Steps,
     Wait,
@@ -135,6 +136,8 @@ def _name(request: Request) -> str:
             return _name(wrapped)
         case Compute():
             raise AssertionError("no scene computes for long")
+        case ReloadKeys():
+            raise AssertionError("no scene rotates keys")
 
 
 class Choice(NamedTuple):

@@ -243,6 +243,11 @@ async def note_in(batch: Any) -> None:
         writer.note("seen")
 
 
+async def rotate_keys(live: Live) -> None:
+    with suppress(perdure.UsageError):  # The store is not encrypted.
+        await finished(live.store.rotate_keys())
+
+
 async def note_in_store(live: Live) -> None:
     async with Entered(live.store.batch()) as batch:
         (await settled(batch.session("live"))).note("seen")
@@ -291,6 +296,7 @@ CALLS: dict[str, Call] = {
     "Store.records": Call(REFUSED, lambda live: live.store.records("live")),
     "Store.resume": Call(REFUSED, lambda live: live.store.resume("live")),
     "Store.session": Call(REFUSED, lambda live: live.store.session("live")),
+    "Store.rotate_keys": Call(REFUSED, rotate_keys),
     "Store.verify": Call(REFUSED, lambda live: live.store.verify()),
     "Store.session, new": Call(REFUSED, lambda live: live.store.session(live.fresh())),
     "Store.sessions": Call(REFUSED, lambda live: live.store.sessions()),

@@ -4,6 +4,7 @@ To wait for records it uses the store's `watch` capability, or polls the head of
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -22,6 +23,7 @@ from perdure.journal.requests import (
     Heads,
     Keys,
     Read,
+    ReloadKeys,
     Request,
     Steps,
     Wait,
@@ -41,6 +43,8 @@ class AsyncDriver:
         self.closed = False
         self.key_driver: AsyncDriver | None = None
         """Performs the requests to the key store, if that is another store."""
+        self.reload_keys: Callable[[AsyncDriver], Awaitable[None]] = _no_keys
+        """Reads the keys of an encrypted store again; the store sets it."""
 
     def end_waits(self, stream: str) -> None:
         """Cancel this process's waits on a stream: a session is being closed."""
@@ -94,6 +98,12 @@ class AsyncDriver:
                 return await (self.key_driver or self).answer(wrapped)
             case Compute(work):
                 return await compute(work)
+            case ReloadKeys():
+                return await self.reload_keys(self)
+
+
+async def _no_keys(_: AsyncDriver) -> None:
+    """Do nothing: the store is not encrypted."""
 
 
 async def wait_for_records(

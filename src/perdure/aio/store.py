@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet
 
@@ -13,7 +14,7 @@ from perdure.aio.driver import AsyncDriver
 from perdure.aio.group_commit import AsyncGroupCommitter
 from perdure.aio.handle import AsyncHandle
 from perdure.aio.session import AsyncSession
-from perdure.aio.unlock import unlock
+from perdure.aio.unlock import reload_keys, rotate, unlock
 from perdure.aio.values import AsyncValues
 from perdure.aio.verify import verify_store
 from perdure.backends.addresses import (
@@ -44,6 +45,7 @@ from perdure.core.state.session_state import APPROVAL_WAITING
 from perdure.core.validation import require_session_id
 from perdure.core.verify import StoreVerifyResult
 from perdure.errors import UsageError
+from perdure.journal.cipher import keyed
 from perdure.journal.key_store import is_own
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
@@ -52,6 +54,7 @@ from perdure.journal.user_types import Types
 
 if TYPE_CHECKING:
     from perdure.formats.tokens import Counter
+    from perdure.journal.rotation import RotationProgress
     from perdure.keys import KeySource, MasterKey
 
 T = TypeVar("T")
@@ -115,8 +118,38 @@ class AsyncStore:
             self._require_live("read")
             options = SealOptions(self._master, self._key_backend is not None)
             self._settings = await unlock(self._driver, self._settings, options)
+            self._set_master(self._master)
             self._unlocked = True
         return self._settings
+
+    def _set_master(self, master: "MasterKey | None") -> None:
+        self._master, cipher = master, self._settings.cipher
+        if master is not None and cipher.is_placed:
+            keys: Any = keyed(cipher).store
+            self._driver.reload_keys = partial(reload_keys, keys=keys, master=master)
+
+    async def rotate_keys(
+        self,
+        new_keys: "KeySource | None" = None,
+        *,
+        on_progress: "Callable[[RotationProgress], object] | None" = None,
+    ) -> "RotationProgress":
+        """Wrap the keys of an encrypted store by a new wrapping key; no record is read or written.
+
+        With `new_keys`, that is wrapped by another master key, with which the store is to be opened
+        from now on. Sessions may be read and written meanwhile. If it is interrupted, repeat it,
+        with the same arguments. UsageError if the store is not encrypted.
+        """
+        self._require_live("rotate keys")
+        settings = await self._unlock()
+        if self._master is None or not settings.cipher.is_placed:
+            raise UsageError(f"{self._backend.name} was opened without keys: nothing to rotate")
+        new, keys = _require_master(new_keys) if new_keys else self._master, keyed(settings.cipher)
+        masters: Any = (self._master, new)
+        report = on_progress or (lambda _: None)
+        progress = await rotate(self._driver, settings, keys.store, masters, report)  # type: ignore[arg-type]
+        self._set_master(new)
+        return progress
 
     async def _run(self, steps: Steps[T], action: str = "read") -> T:
         self._require_live(action)

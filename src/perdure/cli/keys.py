@@ -1,4 +1,4 @@
-"""`perdure keys`: make a master key, and list the keys of an encrypted store."""
+"""`perdure keys`: make a master key; list and rotate the keys of an encrypted store."""
 
 import os
 from collections.abc import Iterator
@@ -16,15 +16,23 @@ from perdure.cli.stores import (
     open_store,
     store_option,
 )
-from perdure.cli.terminal import echo, echo_json, plural
+from perdure.cli.terminal import ProgressBar, echo, echo_json, plural
+from perdure.errors import WrongKeyError
 from perdure.journal import chain, key_store
 from perdure.journal.key_store import SealMark, WrappedKey
+from perdure.journal.rotation import RotationProgress
 from perdure.safe_text import safe, shell_command
 
 NEW_EXAMPLES = """\b
 Examples:
   perdure keys new --file /etc/perdure/key
   export PERDURE_KEY="$(perdure keys new)"
+"""
+
+ROTATE_EXAMPLES = """\b
+Examples:
+  perdure keys rotate --store agents.db --keys env:PERDURE_KEY
+  perdure keys rotate --keys env:PERDURE_KEY --new-keys file:/etc/perdure/key
 """
 
 LIST_EXAMPLES = """\b
@@ -36,7 +44,7 @@ Examples:
 
 @click.group(epilog=NEW_EXAMPLES)
 def keys() -> None:
-    """Make and list the keys of encrypted stores."""
+    """Make, list and rotate the keys of encrypted stores."""
 
 
 @keys.command(cls=StoreCommand, epilog=NEW_EXAMPLES)
@@ -66,6 +74,49 @@ def new(path: str | None) -> None:
     name = f"file:{Path(path).absolute()}"
     echo(f"A new key is in {safe(path)}. Keep a copy apart from the store and its backups.")
     echo(f"Open stores with keys={name!r}, or {shell_command('--keys', name)}.")
+
+
+@keys.command(cls=StoreCommand, epilog=ROTATE_EXAMPLES)
+@click.option(
+    "--new-keys", metavar="SOURCE", help="Another master key from now on, such as file:PATH."
+)
+@store_option
+def rotate(address: str | None, new_keys: str | None) -> None:
+    """Wrap the keys of an encrypted store by a new wrapping key.
+
+    No record is read or written, and sessions can be used meanwhile. If it is interrupted, repeat
+    the same command. With --new-keys, give all processes the new key afterwards.
+    """
+    from perdure.keys import master_key
+
+    if new_keys is not None:
+        master_key(new_keys)  # Before anything is changed.
+    with open_store(address) as source:
+        try:
+            source.settings  # noqa: B018 - it unlocks the store
+        except WrongKeyError:
+            if new_keys is None:
+                raise
+            source.store._master = master_key(new_keys)  # noqa: SLF001 - a rotation was interrupted
+        total = len(_names(source))
+        with ProgressBar("rotating", "key", lambda: total) as bar:
+
+            def report(progress: RotationProgress) -> None:
+                bar.done = progress.seen
+
+            done = source.store.rotate_keys(new_keys, on_progress=report)
+        echo(f"{source.name}: {done.wrapped} of {plural(done.seen, 'data key')} wrapped again.")
+        if new_keys is not None:
+            echo(f"Open it with keys={new_keys!r} from now on.")
+
+
+def _names(source: OpenStore) -> list[str]:
+    names: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page, after = source.run(key_store.list_names(after=after))
+        names += page
+    return names
 
 
 @keys.command("list", cls=StoreCommand, epilog=LIST_EXAMPLES)
@@ -106,14 +157,10 @@ def _rows(source: OpenStore) -> Iterator[dict[str, Any]]:
     for head in source.backend.streams(without=[DELETED], headers=True):
         if stream := chain.stream_of(head):
             sessions[stream] = head.stream
-    after: str | None = ""
-    while after is not None:
-        names, after = source.run(key_store.list_names(after=after))
-        for name in names:
-            stored = source.run(key_store.get(name, WrappedKey))
-            if stored is not None and isinstance(stored.content, WrappedKey):
-                stream, key = key_store.parse_name(name)
-                state = "live" if stored.content.wrapped else "destroyed"
-                session = sessions.get(stream, "")
-                by = stored.content.by
-                yield {"key": key, "state": state, "session": session, "wrapped_by": by}
+    for name in _names(source):
+        stored = source.run(key_store.get(name, WrappedKey))
+        if stored is not None and isinstance(stored.content, WrappedKey):
+            stream, key = key_store.parse_name(name)
+            state = "live" if stored.content.wrapped else "destroyed"
+            session, by = sessions.get(stream, ""), stored.content.by
+            yield {"key": key, "state": state, "session": session, "wrapped_by": by}

@@ -17,7 +17,7 @@ COMMANDS = {
     "doctor": "Check a store and its guarantees.",
     "effects": "List tool and model calls and their outcomes.",
     "import": "Import messages from JSON files.",
-    "keys": "Make and list the keys of encrypted stores.",
+    "keys": "Make, list and rotate the keys of encrypted stores.",
     "ls": "List sessions.",
     "migrate": "Create or upgrade the tables of a Postgres store.",
     "release": "Release the lease on a session.",

@@ -64,7 +64,10 @@ class Cipher(Protocol):
 class WrappingKeys(Protocol):
     """What a cipher needs to store and load data keys (`perdure.journal.sealed.StoreKeys`)."""
 
+    store: str
     current: str
+
+    def has(self, by: str) -> bool: ...
 
     def wrap(self, key: bytes, stream: str, key_id: str) -> bytes: ...
 

@@ -9,24 +9,39 @@ label `deleted`, so that no listing of sessions shows them:
 
 A key that was replaced or destroyed is appended as a new entry, and the old one is dropped. So
 storing, durability and concurrent writers are those of every other append. A destroyed key leaves
-its last entry: that it is gone on purpose.
+its last entry, which says that this was on purpose.
 
 To edit: a key must be durable before an entry names it; and the keys of a store before its mark.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
 
 import msgspec
 
 from perdure.backends.protocol import DELETED, Append, Entry, Head, Outcome
-from perdure.errors import ConflictError, MissingKeyError, PayloadError, UsageError
+from perdure.errors import (
+    ConflictError,
+    MissingKeyError,
+    PayloadError,
+    UnsupportedError,
+    UsageError,
+)
 from perdure.journal import chain
 from perdure.journal.chain import EMPTY_CHAIN, ChainTip, PendingRecord, StreamIdentity
 from perdure.journal.cipher import Cipher, KeyedCipher, PlainCipher, keyed
 from perdure.journal.ids import GENERATED_PREFIX, random_text
 from perdure.journal.records import Content
-from perdure.journal.requests import Commit, Drop, Heads, Keys, Read, Steps
+from perdure.journal.requests import (
+    Commit,
+    CommitTogether,
+    Drop,
+    Heads,
+    Keys,
+    Read,
+    ReloadKeys,
+    Steps,
+)
 
 OWN_PREFIX = "\x01"  # of streams that are perdure's own; ids of sessions have no control characters
 
@@ -139,6 +154,28 @@ def put(
         yield Keys(Drop(name, position))
 
 
+class KeyChange(NamedTuple):
+    """Content that is to be stored in the place of what a stream of the key store has."""
+
+    name: str
+    content: Content
+    after: StoredContent
+
+
+def put_together(changes: Sequence[KeyChange], *, time: str) -> Steps[bool]:
+    """Store several changes in one commit; False, with nothing changed, if that cannot be done."""
+    appends = [_append(name, content, after, time) for name, content, after in changes]
+    try:
+        outcome: Outcome = yield Keys(CommitTogether(appends))
+    except UnsupportedError:
+        return False
+    if outcome.status != "stored":
+        return False
+    for append in appends:
+        yield Keys(Drop(append.stream, append.entries[0].position))
+    return True
+
+
 def destroy(name: str, *, reason: str, time: str) -> Steps[bool]:
     """Destroy a data key; False if there was none, or it was destroyed before.
 
@@ -195,14 +232,20 @@ def _as_key(name: str, stored: StoredContent) -> WrappedKey:
 
 
 def load_keys(cipher: Cipher, header: chain.Header) -> Steps[None]:
-    """Load the data keys of an entry that the cipher lacks. A key that is not there stays away."""
+    """Load the data keys of an entry that the cipher lacks. A key that is not there stays away.
+
+    If the keys of the store were rotated since it was opened, they are loaded again.
+    """
     own = keyed(cipher)
     for key in keys_of(header):
         if own.lacks(header.stream, key):
             name = data_key_stream(header.stream, key)
             stored = yield from get(name, WrappedKey)
             if stored is not None:
-                add_key(own, header.stream, key, _as_key(name, stored))
+                content = _as_key(name, stored)
+                if content.wrapped and not own.store.has(content.by):
+                    yield ReloadKeys()
+                add_key(own, header.stream, key, content)
 
 
 def add_key(cipher: KeyedCipher, stream: str, key_id: str, stored: WrappedKey) -> None:
@@ -220,8 +263,17 @@ def require_write_key(cipher: Cipher, stream: str, *, time: str) -> Steps[None]:
     if own.key_for(stream):
         return
     key_id, key = own.new_key()
-    content = WrappedKey(by=own.store.current, wrapped=own.store.wrap(key, stream, key_id))
-    yield from put(data_key_stream(stream, key_id), content, time=time)
+    name, stored = data_key_stream(stream, key_id), None
+    while True:
+        content = WrappedKey(by=own.store.current, wrapped=own.store.wrap(key, stream, key_id))
+        yield from put(name, content, time=time, after=stored)
+        # After it is stored: a rotation that began before may not have seen it, and would drop the
+        # wrapping key that it needs (`journal.rotation`).
+        keys = yield from get(keys_stream(own.store.store), WrappedKeys)
+        if keys is None or as_wrapped_keys(keys).wrapping[0][0] == content.by:
+            break
+        yield ReloadKeys()
+        stored = yield from get(name, WrappedKey)
     own.add_key(stream, key_id, key)
 
 
@@ -236,11 +288,21 @@ def keys_of(header: chain.Header) -> Iterator[str]:
 
 def require_keys(mark: SealMark, name: str) -> Steps[WrappedKeys]:
     """Return the wrapped keys of a sealed store; MissingKeyError if the key store lacks them."""
-    stored = yield from get(keys_stream(mark.store), WrappedKeys)
-    if stored is None or not isinstance(stored.content, WrappedKeys):
-        hint = "give the store with its keys in key_store=" if mark.elsewhere else "restore them"
+    return as_wrapped_keys((yield from require_stored_keys(mark.store, name)))
+
+
+def require_stored_keys(store: str, name: str) -> Steps[StoredContent]:
+    """As `require_keys`, with the place that replaced ones are stored after."""
+    stored = yield from get(keys_stream(store), WrappedKeys)
+    if stored is None:
+        hint = "give the store with its keys in key_store=, or restore them from a backup"
         raise MissingKeyError(name, "the key store has no keys of this store", hint)
-    return stored.content
+    return stored
+
+
+def as_wrapped_keys(stored: StoredContent) -> WrappedKeys:
+    """Return the keys of a store that `get` returned."""
+    return cast("WrappedKeys", stored.content)
 
 
 def require_empty(name: str) -> Steps[None]:

@@ -56,14 +56,18 @@ class Wait(NamedTuple):
 class Keys(NamedTuple):
     """A request to the key store, which may be another store than the one of the sessions."""
 
-    request: "Read | Heads | Commit | Drop"
+    request: "Read | Heads | Commit | CommitTogether | Drop"
 
 
 class Compute(NamedTuple):
     work: Callable[[], Any]
 
 
-Request = Read | Heads | Commit | CommitTogether | Drop | Wait | Keys | Compute
+class ReloadKeys(NamedTuple):
+    """Read the keys of an encrypted store again, because they were rotated."""
+
+
+Request = Read | Heads | Commit | CommitTogether | Drop | Wait | Keys | ReloadKeys | Compute
 
 Steps = Generator[Request, Any, T]
 

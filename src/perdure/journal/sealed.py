@@ -84,8 +84,17 @@ class StoreKeys:
         self.name = name
         """The name of the store, for errors."""
         self._wrapping = dict(wrapping)
+        self.names = names
         self._names = AESSIV(names)
         self._blinded: dict[str, str] = {}
+
+    def has(self, by: str) -> bool:
+        """Whether it has a wrapping key; if not, the keys were rotated since it was made."""
+        return by in self._wrapping
+
+    def update(self, current: str, wrapping: Mapping[str, bytes]) -> None:
+        """Replace the wrapping keys, because they were rotated. The key of names stays."""
+        self._wrapping, self.current = dict(wrapping), current
 
     def wrap(self, key: bytes, stream: str, key_id: str) -> bytes:
         """Return a data key, wrapped for its place in the key store."""

@@ -5,6 +5,7 @@ To wait for records it uses the store's `watch` capability, or polls the head of
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -21,6 +22,7 @@ from perdure.journal.requests import (
     Heads,
     Keys,
     Read,
+    ReloadKeys,
     Request,
     Steps,
     Wait,
@@ -42,6 +44,8 @@ class Driver:
         self.closed = False
         self.key_driver: Driver | None = None
         """Performs the requests to the key store, if that is another store."""
+        self.reload_keys: Callable[[Driver], None] = _no_keys
+        """Reads the keys of an encrypted store again; the store sets it."""
 
     def end_waits(self, stream: str) -> None:
         """Cancel this process's waits on a stream: a session is being closed."""
@@ -95,6 +99,12 @@ class Driver:
                 return (self.key_driver or self).answer(wrapped)
             case Compute(work):
                 return compute(work)
+            case ReloadKeys():
+                return self.reload_keys(self)
+
+
+def _no_keys(_: Driver) -> None:
+    """Do nothing: the store is not encrypted."""
 
 
 def wait_for_records(backend: Backend, stream: str, *, after: int, timeout: float) -> bool:

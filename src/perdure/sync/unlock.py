@@ -14,11 +14,13 @@ from perdure.errors import MissingKeyError, UsageError, WrongKeyError
 from perdure.journal import key_store
 from perdure.journal.cipher import LockedCipher
 from perdure.journal.ids import random_bytes, random_text
-from perdure.journal.key_store import SealMark, WrappedKeys
+from perdure.journal.key_store import SealMark, StoredContent, WrappedKeys
 from perdure.sync.concurrency import call_function
 from perdure.sync.driver import Driver
 
 if TYPE_CHECKING:
+    from perdure.journal.rotation import RotationProgress
+    from perdure.journal.sealed import StoreKeys
     from perdure.keys import MasterKey
 
 NAMES_CONTEXT = "perdure 1 names key {}"
@@ -69,12 +71,9 @@ def _unwrap(
     settings: Settings, wrapped: WrappedKeys, store: str, master: "MasterKey", name: str
 ) -> Settings:
     from perdure.journal.sealed import SealedCipher, StoreKeys
-    from perdure.keys import decrypt, unwrap_key
+    from perdure.keys import decrypt
 
-    wrapping = {}
-    for key_id, data in wrapped.wrapping:
-        unwrap = partial(unwrap_key, master, data, store=store, name=name)
-        wrapping[key_id] = _call(unwrap)
+    wrapping = _unwrap_all(wrapped, store, master, name)
     current = wrapped.wrapping[0][0]
     try:
         context = NAMES_CONTEXT.format(store).encode()
@@ -84,6 +83,82 @@ def _unwrap(
         raise WrongKeyError(name, reason, "restore its key store from a backup") from error
     keys = StoreKeys(store, current, wrapping, names, name)
     return settings._replace(cipher=SealedCipher(keys, settings.tenant, RESERVED_LABELS))
+
+
+def _unwrap_all(
+    wrapped: WrappedKeys, store: str, master: "MasterKey", name: str
+) -> dict[str, bytes]:
+    from perdure.keys import unwrap_key
+
+    wrapping = {}
+    for key_id, data in wrapped.wrapping:
+        unwrap = partial(unwrap_key, master, data, store=store, name=name)
+        wrapping[key_id] = _call(unwrap)
+    return wrapping
+
+
+def reload_keys(driver: Driver, *, keys: "StoreKeys", master: "MasterKey") -> None:
+    """Read the wrapping keys of a store again, because they were rotated."""
+    mark = SealMark(store=keys.store)
+    wrapped = driver.run(key_store.require_keys(mark, driver.name))
+    wrapping = _unwrap_all(wrapped, keys.store, master, driver.name)
+    keys.update(wrapped.wrapping[0][0], wrapping)
+
+
+def rotate(
+    driver: Driver,
+    settings: Settings,
+    keys: "StoreKeys",
+    masters: "tuple[MasterKey, MasterKey]",
+    on_progress: "Callable[[RotationProgress], object]",
+) -> "RotationProgress":
+    """Wrap the data keys of a store by a new wrapping key, and that one by the second master key.
+
+    The first master key is the one that the store was opened with.
+    """
+    from perdure.journal import rotation
+    from perdure.keys import KEY_BYTES, encrypt
+
+    store, (old, new) = keys.store, masters
+    stored = driver.run(key_store.require_stored_keys(store, driver.name))
+    wrapped = key_store.as_wrapped_keys(stored)
+    wrapping = _unwrap_all(wrapped, store, old, driver.name)
+    is_continued = len(wrapping) > 1  # A rotation was interrupted: its new key is there.
+    if not is_continued:
+        wrapping = {random_text(): random_bytes(KEY_BYTES), **wrapping}
+    if not is_continued or new is not old:
+        names = encrypt(
+            next(iter(wrapping.values())), keys.names, NAMES_CONTEXT.format(store).encode()
+        )
+        stored = _store(driver, settings, stored, (store, new), wrapping, names)
+        wrapped = key_store.as_wrapped_keys(stored)
+    current = wrapped.wrapping[0][0]
+    keys.update(current, wrapping)
+    steps = rotation.wrap_all(keys, time=settings.now(), on_progress=on_progress)
+    progress = driver.run(steps)
+    last = {current: wrapping[current]}
+    _store(driver, settings, stored, (store, new), last, wrapped.names)
+    keys.update(current, last)
+    return progress
+
+
+def _store(
+    driver: Driver,
+    settings: Settings,
+    after: StoredContent,
+    owner: "tuple[str, MasterKey]",
+    wrapping: dict[str, bytes],
+    names: bytes,
+) -> StoredContent:
+    """Store the wrapping keys of a store, wrapped by a master key, in the place of others."""
+    store, master = owner
+    wrapped = [
+        (key_id, bytes(_call(partial(master.wrap, key, store=store))))
+        for key_id, key in wrapping.items()
+    ]
+    content, name = WrappedKeys(wrapping=tuple(wrapped), names=names), key_store.keys_stream(store)
+    driver.run(key_store.put(name, content, time=settings.now(), after=after))
+    return driver.run(key_store.require_stored_keys(store, driver.name))
 
 
 def _call(function: Callable[[], Any]) -> Any:

@@ -77,9 +77,11 @@ class PersistentMap(Mapping[str, T], Generic[T]):
 
     def put(self, key: str, value: T) -> "PersistentMap[T]":
         """Return a copy in which the key has this value, which is not None."""
-        if self._new.get(key) is _REMOVED:  # Rare. It comes after the others now.
+        previous = self._new.get(key)
+        if previous is _REMOVED:  # Rare. It comes after the others now.
             return PersistentMap({**self.to_dict(), key: value})
-        return self._with({**self._new, key: value}, self.length + (key not in self))
+        is_new = previous is None and key not in self._old
+        return self._with({**self._new, key: value}, self.length + is_new)
 
     def without(self, key: str) -> "PersistentMap[T]":
         """Return a copy without the key, which it need not have."""

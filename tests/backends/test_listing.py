@@ -28,6 +28,8 @@ from perdure.backends.protocol import (
     require_order,
     require_recent,
 )
+from perdure.backends.redis import listing as redis_listing
+from perdure.backends.redis.backend import RedisBackend
 from perdure.backends.sqlite import ordered as ordered_module
 from perdure.backends.sqlite import recent as recent_module
 from perdure.backends.sqlite.backend import SqliteBackend
@@ -137,10 +139,12 @@ def compare(store: Backend, definition: Definition, draw: random.Random) -> None
             assert found == definition.ordered(order, headers=True, **chosen), (order, chosen)
 
 
-@pytest.fixture(params=["sqlite", "files", "memory", "postgres"])
+@pytest.fixture(params=["sqlite", "files", "memory", "postgres", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     if request.param == "postgres":
         backend: Backend = PostgresBackend(request.getfixturevalue("postgres_store"))
+    elif request.param == "redis":
+        backend = RedisBackend(request.getfixturevalue("redis_store"))
     elif request.param == "memory":
         backend = MemoryBackend()
     else:
@@ -157,9 +161,11 @@ def test_every_listing_is_that_of_the_definition(
     """Where a few are sorted, where all are walked through, and where one becomes the other."""
     monkeypatch.setattr(recent_module, "SORT_MAX", few)
     monkeypatch.setattr(ordered_module, "SORT_MAX", few)
-    monkeypatch.setattr(listing, "SORT_FEW_MAX", few)
-    monkeypatch.setattr(listing, "SORT_MANY_MAX", 2 * few)
-    for module, size in ((recent_module, 4), (ordered_module, 4), (listing, 4)):
+    for module in (listing, redis_listing):
+        monkeypatch.setattr(module, "SORT_FEW_MAX", few)
+        monkeypatch.setattr(module, "SORT_MANY_MAX", 2 * few)
+    sizes = ((recent_module, 4), (ordered_module, 4), (listing, 4), (redis_listing, 4))
+    for module, size in sizes:
         monkeypatch.setattr(module, "PAGE_ROWS", size)
         monkeypatch.setattr(module, "FIRST_ROWS", size)
     monkeypatch.setattr(recent_module, "PAGE_HEADS", 3)

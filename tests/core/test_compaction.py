@@ -34,14 +34,14 @@ def directory() -> Iterator[Path]:
         yield directory
 
 
-@pytest.fixture(params=["memory:", "files", "store.db", "postgres"])
+@pytest.fixture(params=["memory:", "files", "store.db", "postgres", "redis"])
 def backend(request: pytest.FixtureRequest, directory: Path) -> Iterator[Backend]:
     if request.param == "memory:":
         yield MemoryBackend()
         return
     address: Any = directory / request.param
-    if request.param == "postgres":
-        address = request.getfixturevalue("postgres_store")
+    if request.param in ("postgres", "redis"):
+        address = request.getfixturevalue(f"{request.param}_store")
     elif request.param == "files":
         address = f"files:{address}"
     opened = open_backend(address)

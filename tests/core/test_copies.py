@@ -22,12 +22,12 @@ def filled(backend: Backend, count: int = 300) -> perdure.Session:
     return session
 
 
-@pytest.fixture(params=["memory:", "files", "store.db", "postgres"])
+@pytest.fixture(params=["memory:", "files", "store.db", "postgres", "redis"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     if request.param == "memory:":
         return MemoryBackend()
-    if request.param == "postgres":
-        return open_backend(request.getfixturevalue("postgres_store"))
+    if request.param in ("postgres", "redis"):
+        return open_backend(request.getfixturevalue(f"{request.param}_store"))
     return open_backend(
         f"files:{tmp_path / 'files'}" if request.param == "files" else tmp_path / request.param
     )

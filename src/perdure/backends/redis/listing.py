@@ -196,8 +196,8 @@ class Listing:
         return heads
 
     def _wanted(self) -> int:
-        """Return how many rows to read: few of them may match a filter."""
-        return PAGE_ROWS if self._filter.is_narrow else min(self._remaining, PAGE_ROWS)
+        """Return how many rows to look at next. Where few match, the pages of a range grow."""
+        return min(self._remaining, PAGE_ROWS)
 
     def _matching_rows(self) -> list[_Row]:
         """Return all matches."""

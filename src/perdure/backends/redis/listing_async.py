@@ -203,8 +203,8 @@ class AsyncListing:
         return heads
 
     def _wanted(self) -> int:
-        """Return how many rows to read: few of them may match a filter."""
-        return PAGE_ROWS if self._filter.is_narrow else min(self._remaining, PAGE_ROWS)
+        """Return how many rows to look at next. Where few match, the pages of a range grow."""
+        return min(self._remaining, PAGE_ROWS)
 
     async def _matching_rows(self) -> list[_Row]:
         """Return all matches."""

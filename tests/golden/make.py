@@ -119,10 +119,12 @@ def main() -> None:
     (FOLDER / "vectors.json").write_text(text + "\n", encoding="utf-8")
     with tempfile.TemporaryDirectory() as name:
         sqlite, files = SqliteBackend(Path(name) / "store.db"), FilesBackend(Path(name) / "files")
-        for backend in (sqlite, files):
+        packed = SqliteBackend(Path(name) / "packed.db", compress="zstd")
+        for backend in (sqlite, files, packed):
             lay_out(backend, streams)
             backend.close()
         write(FOLDER / "sqlite.db.gz", (Path(name) / "store.db").read_bytes())
+        write(FOLDER / "sqlite-zstd.db.gz", (Path(name) / "packed.db").read_bytes())
         write(FOLDER / "files.json.gz", msgspec.json.encode(files_of(Path(name) / "files")))
     for name, rows in (("postgres", postgres_rows), ("redis", redis_keys)):
         data = rows.dump(lambda backend: lay_out(backend, streams))

@@ -60,6 +60,12 @@ def sqlite(folder: Path, tmp_path: Path, _: Callable[[str], Any]) -> str:
     return f"sqlite:{path}"
 
 
+def sqlite_zstd(folder: Path, tmp_path: Path, _: Callable[[str], Any]) -> str:
+    path = tmp_path / "packed.db"
+    path.write_bytes(gzip.decompress((folder / "sqlite-zstd.db.gz").read_bytes()))
+    return f"sqlite:{path}"
+
+
 def files(folder: Path, tmp_path: Path, _: Callable[[str], Any]) -> str:
     root = tmp_path / "files"
     for name, text in json.loads(gzip.decompress((folder / "files.json.gz").read_bytes())).items():
@@ -89,7 +95,7 @@ def redis(folder: Path, _: Path, fixture: Callable[[str], Any]) -> str:
     return address
 
 
-@pytest.mark.parametrize("restore", [sqlite, files, postgres, redis])
+@pytest.mark.parametrize("restore", [sqlite, sqlite_zstd, files, postgres, redis])
 def test_a_golden_store_is_read_verified_and_continued(
     restore: Callable[..., Any],
     folder: Path,

@@ -214,7 +214,7 @@ def test_both_builds_write_to_one_session_at_once(newer: Newer, tmp_path: Path) 
     code = """
 session = store.session("s")
 session.append(said("newer"))
-for number in range(50):
+for number in range(15):
     session.note(f"newer {number}")
     write(session, "~clock", drift=number)
 """
@@ -224,13 +224,13 @@ for number in range(50):
         other.start()
         while not session.position:  # It has begun.
             session.refresh()
-        for number in range(50):
+        for number in range(15):
             session.note(f"older {number}")
         other.join()
         session.refresh()
         notes = [record.content.data for record in session.records(kinds=["note"])]  # type: ignore[attr-defined]
         for build in ("older", "newer"):
-            assert [note for note in notes if build in note] == [f"{build} {n}" for n in range(50)]
+            assert [note for note in notes if build in note] == [f"{build} {n}" for n in range(15)]
         assert store.verify().ok
     code = "print(len([*store.session('s').records(kinds=['~clock'])]), store.verify().ok)"
-    assert newer(address, code) == "50 True\n"
+    assert newer(address, code) == "15 True\n"

@@ -3,8 +3,8 @@
 A script sees one bucket, which is one hash slot: `KEYS[1]` is one of the bucket's keys with a name
 of one letter, and the names of the others begin with the same text (see `layout`). Each call names
 all keys that it writes or relies on. While a slot moves to another node, some of its keys are here
-and some there; a server refuses a script some of whose keys it does not have, and one that it was
-not told of would be taken for missing, and created twice. Positions are decimal texts: Lua's
+and some there. A server refuses a script some of whose keys it does not have. A key that the call
+does not name would seem to be missing, and be created twice. Positions are decimal texts: Lua's
 numbers lose the last digits of large ones.
 
 To edit: every check comes before the first write. A script that fails in the middle keeps what it

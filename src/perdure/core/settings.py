@@ -62,7 +62,7 @@ class Settings(NamedTuple):
 
     def require_key(self, stream: str) -> Steps[None]:
         """Make sure that new bodies of a stream have a key, which is durable on return."""
-        if self.cipher.is_placed:
+        if self.cipher.is_placed and not keyed(self.cipher).key_for(stream):
             yield from key_store.require_write_key(self.cipher, stream, time=self.now())
 
     def now(self) -> str:

@@ -128,7 +128,9 @@ export function read(streams, session) {
         continue;
       }
       check(digestOf(part) === bodyDigest, `${position}: altered body`);
-      const [payload, given] = openBody(part);
+      const isPart = kind === "part"; // Its payload is bytes, shown in base64.
+      const bytes = part.subarray(26, -1);
+      const [payload, given] = isPart ? [{ base64: bytes.toString("base64") }, null] : openBody(part);
       if (kind === "erased") erased.push(...(payload.ranges ?? []));
       records.push([position, kind, given ?? ownId, payload]);
     }
@@ -138,7 +140,25 @@ export function read(streams, session) {
   for (const at of emptied) {
     check(erased.some(([first, last]) => first <= at && at <= last), `${at}: overwritten`);
   }
+  const parts = new Map(records.filter((item) => item[1] === "part").map((item) => [item[0], item[3]]));
+  for (const item of records) checkBodies(item[3], parts);
   return [records, digest];
+}
+
+// Check the large bodies that a payload cites, given the parts by their positions.
+function checkBodies(tree, parts) {
+  if (tree === null || typeof tree !== "object") return;
+  const cited = Object.keys(tree).join() === "$large" ? tree.$large : null;
+  if (cited !== null) {
+    const every = cited.parts.flatMap(([first, last]) =>
+      Array.from({ length: last - first + 1 }, (_, number) => first + number),
+    );
+    if (every.every((at) => parts.get(at))) { // Else they were compacted or erased.
+      const data = Buffer.concat(every.map((at) => Buffer.from(parts.get(at).base64, "base64")));
+      check(data.length === cited.size && digestOf(data) === cited.digest, "another body");
+    }
+  }
+  for (const item of Object.values(tree)) checkBodies(item, parts);
 }
 
 const mapValues = (object, change) =>

@@ -144,14 +144,33 @@ def read(streams, session):
                 records.append((position, kind, own_id, None))
                 continue
             check(digest_of(part) == body_digest, f"{position}: altered body")
-            payload, given = open_body(part)
+            if kind == "part":  # Its payload is bytes, shown in base64.
+                payload, given = {"base64": base64.b64encode(part[26:-1]).decode()}, None
+            else:
+                payload, given = open_body(part)
             erased += payload.get("ranges", []) if kind == "erased" else []
             records.append((position, kind, given or own_id, payload))
         check(position == upto or start == len(body), f"{at}: more bodies than records")
         digest = digest_of(raw)
     for at in emptied:
         check(any(first <= at <= last for first, last in erased), f"{at}: overwritten")
+    parts = {at: payload for at, kind, _, payload in records if kind == "part"}
+    for _, _, _, payload in records:
+        check_bodies(payload, parts)
     return records, digest
+
+
+def check_bodies(tree, parts):
+    """Check the large bodies that a payload cites, given the parts by their positions."""
+    items = tree if isinstance(tree, list) else tree.values() if isinstance(tree, dict) else ()
+    if isinstance(tree, dict) and [*tree] == ["$large"]:
+        cited = tree["$large"]
+        every = [at for first, last in cited["parts"] for at in range(first, last + 1)]
+        if all(parts.get(at) for at in every):  # Else they were compacted or erased.
+            data = b"".join(base64.b64decode(parts[at]["base64"]) for at in every)
+            check((len(data), digest_of(data)) == (cited["size"], cited["digest"]), "another body")
+    for item in items:
+        check_bodies(item, parts)
 
 
 def unpack(tree):

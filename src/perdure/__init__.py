@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from perdure import types as types
     from perdure.aio.agent import AsyncAgent
     from perdure.aio.copy import copy_async
+    from perdure.aio.large_body import AsyncLargeBody
     from perdure.aio.session import AsyncSession
     from perdure.aio.store import AsyncStore, open_async
     from perdure.aio.turn import AsyncTurn
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from perdure.journal.user_types import TypeCodec
     from perdure.sync.agent import Agent
     from perdure.sync.copy import copy
+    from perdure.sync.large_body import LargeBody
     from perdure.sync.session import Session
     from perdure.sync.store import (
         Store,
@@ -86,6 +88,7 @@ __all__ = [
     "ApprovalError",
     "ApprovalPendingError",
     "AsyncAgent",
+    "AsyncLargeBody",
     "AsyncSession",
     "AsyncStore",
     "AsyncTurn",
@@ -105,6 +108,7 @@ __all__ = [
     "HistoryReplacedError",
     "InFlightError",
     "InUseError",
+    "LargeBody",
     "LeaseHeldError",
     "NotFoundError",
     "PayloadError",
@@ -146,6 +150,7 @@ __all__ = [
 _PUBLIC_MODULES = {
     "Agent": "sync.agent",
     "AsyncAgent": "aio.agent",
+    "AsyncLargeBody": "aio.large_body",
     "AsyncSession": "aio.session",
     "AsyncStore": "aio.store",
     "AsyncTurn": "aio.turn",
@@ -154,6 +159,7 @@ _PUBLIC_MODULES = {
     "Effect": "core.effects.calls",
     "Guarantees": "backends.guarantees",
     "DidNotHappen": "core.effects.calls",
+    "LargeBody": "sync.large_body",
     "Record": "journal.records",
     "Replay": "core.replay.result",
     "Session": "sync.session",

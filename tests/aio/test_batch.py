@@ -219,8 +219,8 @@ async def test_a_batch_that_is_too_large_is_refused() -> None:
         session = await store.session("c")
         with pytest.raises(UsageError, match="split it"):  # noqa: PT012 - the block's end writes
             async with session.batch() as batch:
-                batch.note("x" * 9_000_000)
-                batch.note("y" * 9_000_000)
+                batch.note("x " * 4_500_000)
+                batch.note("y " * 4_500_000)
         assert session.position == 0
         await session.note("small")
         assert session.position == 1

@@ -407,3 +407,25 @@ def test_headers_are_printed_as_they_are_stored(tmp_path: Path) -> None:
         assert [json.loads(header)[3] for header in headers] == [1, 2, 3]
         assert digest_of(headers[-1]) == digest
         assert len(invoke(address, "show", "s", "--headers", "--at", "2").stdout.splitlines()) == 2
+
+
+def test_large_bodies_are_shown_by_their_size(tmp_path: Path) -> None:
+    path = tmp_path / "media.db"
+    url = "data:image/png;base64," + "QUJD" * 2_000
+    with perdure.open(path) as store:
+        session = store.session("s")
+        image = {"type": "image_url", "image_url": {"url": url}}
+        session.append({"role": "user", "content": [image]})
+        session.append(said("long text " * 200_000))
+        session.set("v", {"file": session.upload(bytes(20_000_000), media_type="video/mp4")})
+        session.note({"raw": bytes(5_000)})
+    shown = invoke(path, "show", "s").output
+    for text in ("[6,000 bytes of image/png]", "[2,000,000 bytes]", "large body, 6,027 bytes"):
+        assert text in shown, shown
+    assert '{"file": "[20,000,000 bytes of video/mp4]"}' in shown
+    assert '{"raw": "[5,000 bytes]"}' in shown
+    assert "QUJD" not in shown
+    rows = objects(invoke(path, "show", "s", "--json"))
+    kinds = {row["kind"]: row["content"] for row in rows}
+    assert kinds["message"]["message"]["content"]["$large"]["size"] == 2_000_000
+    assert kinds["part"].keys() == {"size"}

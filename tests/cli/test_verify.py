@@ -1,5 +1,6 @@
 """`perdure verify`: what is whole, what is damaged, and what is saved."""
 
+import base64
 import json
 import os
 import re
@@ -248,6 +249,23 @@ def test_salvage_saves_every_record_that_can_be_read(path: Path, tmp_path: Path)
     (lost,) = [one for one in saved if "unreadable" in one]
     assert (lost["session"], lost["position"]) == ("claim-4711", 10)
     assert f"17 records saved to {target}, 1 could not be read." in done.stdout
+
+
+def test_salvage_saves_the_parts_of_large_bodies(tmp_path: Path) -> None:
+    path, target = tmp_path / "media.db", tmp_path / "saved.jsonl"
+    data = bytes(range(256)) * 8_000
+    with perdure.open(path) as store:
+        session = store.session("s")
+        session.set("v", session.upload(data))
+        session.append(said("lost"))
+        session.append(said("last"))
+    flip(path, b"lost")
+    invoke(path, "verify", "--salvage", str(target))
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    parts = [row["content"]["data"] for row in rows if row.get("kind") == "part"]
+    assert b"".join(map(base64.b64decode, parts)) == data
+    (value,) = [row["content"] for row in rows if row.get("kind") == "value"]
+    assert value["data"]["$large"]["parts"] == [[1, 2]]
 
 
 def test_salvage_overwrites_nothing_and_makes_no_file_in_vain(path: Path, tmp_path: Path) -> None:

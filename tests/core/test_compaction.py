@@ -11,7 +11,7 @@ from perdure.backends.addresses import open_backend
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import Append, Backend, Entry, Outcome
 from perdure.core import compaction
-from perdure.core import replica as replica_module
+from perdure.core import plans as plans_module
 from perdure.core.state import session_state
 from perdure.errors import (
     ChainError,
@@ -373,7 +373,7 @@ def test_a_session_with_a_snapshot_of_another_version_opens(
     session.append(said("after"))
     newer = session_state.STATE_VERSION + 1
     upcasts = {session_state.STATE_VERSION: lambda facts: {**facts, "messages": facts["messages"]}}
-    for module in (session_state, replica_module):
+    for module in (session_state, plans_module):
         monkeypatch.setattr(module, "STATE_VERSION", newer)
     monkeypatch.setattr(session_state, "FACTS_UPCASTS", upcasts)
     opened = reopened(session)
@@ -490,7 +490,7 @@ def test_of_two_compactions_at_once_each_message_is_counted_once(backend: Backen
     cut = run(compaction.find_cut(replica, compaction.CompactRequest(keep=3)))
     reopened(session).compact(keep=10)
     session.refresh()
-    session._handle.write(compaction.plan_compaction(replica, cut))
+    session._handle.write(compaction.plan_compaction(replica, cut, {}))
     for opened in (session, reopened(session)):
         assert len(opened) == 3
         assert contents(opened) == ["57", "58", "59"]

@@ -392,7 +392,7 @@ def test_any_window_is_valid_and_within_its_budget_and_cut_only_if_need_be(
     counted = sum(map(ESTIMATE.count, everything)) + REPLY_TOKENS
     stored = sum(map(ESTIMATE.count, session.messages())) + REPLY_TOKENS
     # Room is kept for the results that calls without one will get.
-    stored += sum(MessageCounter.of(session._replica.state, ESTIMATE).notices.values())
+    stored += sum(MessageCounter.of(session._replica.state, ESTIMATE, 0).notices.values())
     longest = max(len(everything), len(session))
     too_many = most is not None and longest > most
     assert too_many or (tokens is not None and max(counted, stored) > tokens)

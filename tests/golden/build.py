@@ -58,6 +58,7 @@ def build() -> Streams:
         _compaction(store)
         _deletion(store)
         _erasure(store, backend)
+        _media(store)
         heads = list(backend.streams())
         streams = {head.stream: (head, [*backend.read(head.stream)]) for head in heads}
         store.close()  # After that: it gives a lease back, and one is to be held.
@@ -168,6 +169,14 @@ def _deletion(store: perdure.Store) -> None:
     store.session("again").append(said("after"))
     store.session("deleted").append(said("gone"))
     store.delete("deleted")
+
+
+def _media(store: perdure.Store) -> None:
+    session = store.session("media")
+    url = "data:image/png;base64," + "QUJD" * 1_500
+    image = {"type": "image_url", "image_url": {"url": url}}
+    for _ in range(2):  # It is stored once.
+        session.append({"role": "user", "content": [image]})
 
 
 def _erasure(store: perdure.Store, backend: MemoryBackend) -> None:

@@ -43,6 +43,7 @@ INTERNAL = {
     *(
         "ReplayHandle",
         "ReplaySession",
+        "PastReader",
         "ResultDispatcher",
         "StallDetector",
         "StepRunner",
@@ -119,6 +120,7 @@ class Live:
         self.pinned = session.position - 1
         await settled(session.pin(self.pinned))
         await settled(session.set("key", {"a": 1}))
+        self.body: Any = await settled(session.upload(b"picture", media_type="image/png"))
         await settled(session.summarize(lambda _: "Short.", keep_turns=1))
         async with Entered(session.turn("One more? " + "x" * 60)) as turn:
             await settled(turn.append({"role": "assistant", "content": "Yes. " + "y" * 60}))
@@ -276,6 +278,10 @@ def batch_calls(batch: Callable[[Live], Any]) -> dict[str, Call]:
     }
 
 
+def _of_body(name: str, live: Live) -> Any:
+    return getattr(live.body, name)
+
+
 CALLS: dict[str, Call] = {
     "copy": Call(REFUSED, lambda live: perdure.copy(live.backend, MemoryBackend())),
     "copy_async": Call(REFUSED, lambda live: live.in_loop(copy_async(live))),
@@ -348,6 +354,7 @@ CALLS: dict[str, Call] = {
     "Session.records": Call(REFUSED, lambda live: live.session.records()),
     "Session.refresh": Call(REFUSED, lambda live: live.session.refresh()),
     "Session.replace": Call(WRITES, lambda live: live.session.replace(2, 2, QUESTION)),
+    "Session.upload": Call(WRITES, lambda live: live.session.upload(b"another picture")),
     "Session.retract": Call(WRITES, lambda live: live.session.retract(2)),
     "Session.run": Call(
         WRITES, lambda live: live.session.run("r1", lambda turn: turn.append(YES), "And now?")
@@ -451,6 +458,17 @@ CALLS: dict[str, Call] = {
     "Values.refresh": Call(REFUSED, lambda live: live.values.refresh()),
     "Values.set": Call(WRITES, lambda live: live.values.set("key", 2)),
     "Values.version": Call(FREE, lambda live: live.values.version("key")),
+    # A large body.
+    "LargeBody.chunks": Call(REFUSED, lambda live: live.body.chunks()),
+    "LargeBody.read": Call(REFUSED, lambda live: live.body.read()),
+    "LargeBody.text": Call(REFUSED, lambda live: live.body.as_base64.text()),
+    **{
+        f"LargeBody.{name}": Call(FREE, partial(_of_body, name))
+        for name in (
+            *("as_base64", "as_data_url", "as_text", "citation", "digest"),
+            *("home", "is_text", "media_type", "size"),
+        )
+    },
     # A view.
     "View.position": Call(FREE, lambda live: live.view.position),
     "View.refresh": Call(REFUSED, lambda live: live.view.refresh()),

@@ -16,7 +16,7 @@ from perdure.core import dropped_ids
 from perdure.core.state.session_state import SNAPSHOT_EVERY
 from perdure.journal.reader import PAGE
 from perdure.testing.faults import BackendWrapper
-from tests.promises import p03_batches, p03_compactions, p03_copies, p03_kills, straced
+from tests.promises import p03_batches, p03_bodies, p03_compactions, p03_copies, p03_kills, straced
 from tests.promises.children import collect, fork, ledger_of
 from tests.promises.kinds import KINDS, SQLITE, Kind
 from tests.promises.ledger import Hasty
@@ -52,6 +52,15 @@ def test_a_killed_compaction_loses_nothing_and_can_be_finished(kind: Kind, direc
     assert {trial.failure for trial in trials if trial is not None} == {""}
 
 
+@each_kind
+def test_a_kill_leaves_all_of_a_large_body_or_none_of_it(kind: Kind, directory: Path) -> None:
+    place = Place(p03_bodies.WORK, kind, directory)
+    every = place.points()
+    assert len(every) > 30
+    trials = [place.killed_at(point) for point in random.Random(1).sample(every, 6)]
+    assert {trial.failure for trial in trials if trial is not None} == {""}
+
+
 @pytest.fixture
 def line(postgres_url: str) -> Iterator[Line]:
     line = Line(postgres_url)
@@ -60,7 +69,9 @@ def line(postgres_url: str) -> Iterator[Line]:
 
 
 @pytest.mark.parametrize(
-    "work", [p03_compactions.WORK, p03_batches.WORK], ids=lambda work: work.name
+    "work",
+    [p03_compactions.WORK, p03_batches.WORK, p03_bodies.WORK],
+    ids=lambda work: work.name,
 )
 def test_a_client_of_postgres_that_is_killed_at_a_message_leaves_all_or_nothing(
     work: Work, line: Line

@@ -231,9 +231,10 @@ def postgres_trials(work: Work, seed: int, deadline: float) -> Iterator[Trial]:
 
 def main(name: str, kind: str, directory: str) -> None:
     """Do one work, as a program that `strace` watches."""
-    from tests.promises import p03_batches, p03_compactions
+    from tests.promises import p03_batches, p03_bodies, p03_compactions
 
-    work = {work.name: work for work in (p03_batches.WORK, p03_compactions.WORK)}[name]
+    every = (p03_batches.WORK, p03_bodies.WORK, p03_compactions.WORK)
+    work = {work.name: work for work in every}[name]
     with perdure.open(MODES[kind].opener(Path(directory))()) as store:
         work.act(store)
 

@@ -222,7 +222,7 @@ async def _perform(backend: AsyncBackend, request: StoreRequest) -> Any:
 
 async def _read_entries(backend: AsyncBackend, request: Read) -> list[Entry]:
     entries, size = [], 0
-    stream, after, limit, reverse = request
+    stream, after, limit, reverse, _ = request
     async for entry in backend.read(
         stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX
     ):

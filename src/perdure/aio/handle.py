@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
+from weakref import ref
 
 from perdure import events
 from perdure.aio.concurrency import AsyncBackground
 from perdure.aio.driver import AsyncDriver
 from perdure.aio.group_commit import plan_batcher
+from perdure.aio.large_body import AsyncLargeBody
 from perdure.core import rollback
 from perdure.core.effects.calls import ActiveTurn, VersionMismatch
 from perdure.core.effects.model_calls import CallReplayer
@@ -27,7 +29,9 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.events import ActiveEvent
+from perdure.formats.bodies import Body, Citation
 from perdure.journal import reader, requests
+from perdure.journal.codec import refuse_body
 from perdure.journal.reader import History
 from perdure.journal.requests import Steps
 
@@ -56,8 +60,31 @@ class AsyncHandle:
         self._closed = False
         self.background = AsyncBackground()
         """Work besides writes, which closing waits for."""
+        # Weak, or a handle that is no longer used would be freed much later.
+        own = replica.settings.codec
+        handle = ref(self)
+        own.make_body = lambda citation: _alive(handle).make_body(citation)
+        own.require_own = lambda body: _alive(handle).require_own(body)
         driver.handles.add(self)
         self.emit_pending_events()
+
+    def make_body(self, citation: Citation) -> AsyncLargeBody:
+        """Return what stands for a body in messages and values of this session."""
+        return AsyncLargeBody(citation, self._home, self)
+
+    @property
+    def _home(self) -> tuple[str, int]:
+        return self.replica.history.stream.id, self.replica.rollbacks
+
+    def require_own(self, body: Body) -> None:
+        """Raise UsageError for a body whose parts are not in this session's history."""
+        if body.home != self._home:
+            refuse_body(body)
+
+    @property
+    def history(self) -> History:
+        """The history of the current view."""
+        return self.replica.history
 
     async def write(self, plan: Plan[T]) -> T:
         """Execute a plan and return its result. On return it is durable."""
@@ -200,3 +227,10 @@ class AsyncHandle:
         self.replica.require_present()
         if action != ACCEPT_ROLLBACK.kind:
             self.replica.require_not_replaced()
+
+
+def _alive(handle: "ref[AsyncHandle]") -> AsyncHandle:
+    """Return the handle of a codec: it is used only by what the handle runs."""
+    found = handle()
+    assert found is not None  # noqa: S101 - see above
+    return found

@@ -12,6 +12,7 @@ from perdure.aio.driver import AsyncDriver
 from perdure.aio.handle import AsyncHandle
 from perdure.aio.session import AsyncSession
 from perdure.aio.turn import AsyncTurn
+from perdure.core.bodies import NOT_SPLIT
 from perdure.core.effects.listing import EffectInfo
 from perdure.core.plans import Plan
 from perdure.core.replay import guard
@@ -49,6 +50,7 @@ class AsyncReplayHandle(AsyncHandle):
         async with self._lock:
             self._cursor.require_running()
             batch = self.replica.new_batch()
+            batch.bodies = NOT_SPLIT  # The record has its bodies in place, too.
             result = await self.run(plan.execute(batch))
             return self._cursor.match(plan, batch, result, execution_lane())
 

@@ -13,6 +13,7 @@ from perdure.aio.concurrency import require_plain_agent, require_resolved, resol
 from perdure.aio.driver import AsyncDriver
 from perdure.aio.effects import AsyncEffects
 from perdure.aio.handle import AsyncHandle
+from perdure.aio.large_body import AsyncLargeBody, plan_with_parts, upload_body
 from perdure.aio.lease import AsyncLease
 from perdure.aio.session_reader import AsyncSessionReader
 from perdure.aio.summaries import AsyncSummaries
@@ -435,8 +436,7 @@ class AsyncSession(AsyncSessionReader):
         with a `model`. The newest `keep_turns` turns are not summarized. On return the summary is
         durable. SummaryError, with nothing changed, if the summary is empty, longer than what it
         replaces or than `max_tokens`, if creating it failed or took longer than `timeout` seconds,
-        or if there is nothing to summarize. Other writers can continue meanwhile; only another
-        summary is a conflict.
+        or if there is nothing to summarize. Meanwhile only another summary is a conflict.
         """
         summarizer = Summarizer(summarizer, model, keep_turns, max_tokens, timeout, counter)
         return await self._summaries.make(parse_summarizer(summarizer))
@@ -459,16 +459,21 @@ class AsyncSession(AsyncSessionReader):
         return self._summaries.start(parse_summarizer(summarizer))
 
     async def undo_summary(self) -> None:
-        """Return to the summary before the current one, or to the messages themselves.
-
-        NotFoundError if there is no summary.
-        """
+        """Return to the summary before the current one, or to the messages; else NotFoundError."""
         await self._handle.write(undo_summary(self._replica))
+
+    async def upload(self, source: Any, *, media_type: str = "") -> AsyncLargeBody:
+        """Store bytes of any size, to put them into messages and values; return the body.
+
+        `source` is a path, a binary file, bytes, an async iterable of bytes, or a body. It is read
+        piece by piece. Until a record has the body, and if this fails, it has no effect.
+        """
+        return await upload_body(self._handle, source, media_type)
 
     async def set(self, key: str, value: object) -> int:
         """Store a value as the newest version of a key; on return it is durable.
 
-        Returns the version. Long documents are stored as deltas, so a small change costs little.
+        Returns the version. A small change of a long document is stored as a delta.
         """
         return await self.values.set(key, value)
 
@@ -567,7 +572,7 @@ class AsyncSession(AsyncSessionReader):
             if dry_run and cut.records:
                 carried = await self._handle.run(compaction.try_compaction(self._replica, cut))
             elif cut.records:
-                carried = await self._handle.write(compaction.plan_compaction(self._replica, cut))
+                carried = await self._handle.write(await plan_with_parts(self._handle, cut))
             if not dry_run:
                 await self._handle.run(compaction.drop_compacted(self._replica, past))
             span.fields.update(complete_from=cut.first, records=cut.records)

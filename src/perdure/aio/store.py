@@ -13,6 +13,7 @@ from perdure.aio.batch import AsyncStoreBatch
 from perdure.aio.driver import AsyncDriver
 from perdure.aio.group_commit import AsyncGroupCommitter
 from perdure.aio.handle import AsyncHandle
+from perdure.aio.large_body import AsyncPastReader
 from perdure.aio.session import AsyncSession
 from perdure.aio.unlock import reload_keys, rotate, unlock
 from perdure.aio.values import AsyncValues
@@ -47,6 +48,7 @@ from perdure.core.verify import StoreVerifyResult
 from perdure.errors import UsageError
 from perdure.journal.cipher import keyed
 from perdure.journal.key_store import is_own
+from perdure.journal.large import PART_SIZE
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
 from perdure.journal.requests import Steps
@@ -258,6 +260,7 @@ class AsyncStore:
         settings = await self._unlock()
         past = await self._run(salvage.salvage_history(name, settings, on_damage))
         chosen = history.RecordFilter(after)
+        settings = AsyncPastReader(self._driver, past).settings(self._settings)
         records = history.RecordReader(past, settings, chosen, on_damage=on_damage)
         while (page := await self._run(records.page())) is not None:
             for record in page:
@@ -330,7 +333,7 @@ def _all_handles(handles: WeakSet[AsyncHandle]) -> list[AsyncHandle]:
             continue
 
 
-def open_async(
+def open_async(  # noqa: PLR0913 - every setting of a store, by name
     address: "Address | AsyncBackend",
     *,
     types: Types | None = None,
@@ -339,6 +342,7 @@ def open_async(
     tokens: "str | Counter | None" = None,
     keys: "KeySource | None" = None,
     key_store: "Address | AsyncBackend | None" = None,
+    part_size: int = PART_SIZE,
 ) -> AsyncStore:
     """Open a store: a path, `files:directory`, `postgresql://…`, `memory:`, or a backend.
 
@@ -347,7 +351,9 @@ def open_async(
     tuples, a TypeCodec, and those in `perdure.types`. `clock` returns the recorded times, in
     seconds since 1970; nothing else depends on it. With `verify_writes` every append is read back
     and compared before it counts as stored. `tokens`, a model's name or a custom Counter, counts
-    the tokens of messages as they are stored, so that windows need not count them again.
+    the tokens of messages as they are stored, so that windows need not count them again. Texts and
+    media from `part_size` bytes on are stored in parts of at most this size, and are not loaded
+    with the messages and values that have them.
 
     `keys` encrypts the store: `env:NAME`, `file:PATH`, `passphrase:env:NAME`, a callable that
     returns a key, or an object with `wrap` and `unwrap` (`perdure.keys`). A new store is
@@ -362,7 +368,9 @@ def open_async(
     application starts. The methods of the store are awaited.
     """
     guard.require_live("perdure.open")
-    settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
+    settings = settings_of(
+        types, clock, verify_writes=verify_writes, tokens=tokens, part_size=part_size
+    )
     master = None if keys is None else _require_master(keys)
     if key_store is not None and master is None:
         raise UsageError("key_store= is where keys are kept: give keys= too")

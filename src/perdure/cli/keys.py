@@ -18,7 +18,7 @@ from perdure.cli.stores import (
 )
 from perdure.cli.terminal import ProgressBar, echo, echo_json, plural
 from perdure.errors import WrongKeyError
-from perdure.journal import chain, key_store
+from perdure.journal import headers, key_store
 from perdure.journal.key_store import SealMark, WrappedKey
 from perdure.journal.rotation import RotationProgress
 from perdure.safe_text import safe, shell_command
@@ -155,7 +155,7 @@ def _summarize(source: OpenStore, mark: SealMark, wrapping: int, count: dict[str
 def _rows(source: OpenStore) -> Iterator[dict[str, Any]]:
     sessions = {}
     for head in source.backend.streams(without=[DELETED], headers=True):
-        if stream := chain.stream_of(head):
+        if stream := headers.stream_of(head):
             sessions[stream] = head.stream
     for name in _names(source):
         stored = source.run(key_store.get(name, WrappedKey))

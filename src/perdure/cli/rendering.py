@@ -7,7 +7,8 @@ texts are returned as stored, so callers must pass them through `perdure.cli.ter
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -15,9 +16,12 @@ import msgspec
 
 from perdure.cli.terminal import compact_json, plural, timestamp
 from perdure.errors import DamagedError, PerdureError
+from perdure.formats.bodies import LEAF_MIN, TAG, Body, to_tag
 from perdure.formats.intake import IncomingMessage
 from perdure.formats.streaming import rebuild
 from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.large import find_leaf
+from perdure.journal.parts import Part
 from perdure.journal.records import (
     ApprovalDecided,
     ApprovalRequested,
@@ -82,8 +86,45 @@ def record_json(session: str, record: Record) -> dict[str, Any]:
         "kind": record.kind,
         "time": timestamp(record.time),
         "digest": record.digest,
-        "content": msgspec.to_builtins(record.content),
+        "content": _to_builtins(record.content),
     }
+
+
+def _to_builtins(content: Content) -> Any:
+    """Return a record's content as JSON has it; a large body is its citation."""
+    if isinstance(content, Part):
+        return {"size": content.size}
+    return msgspec.to_builtins(content, enc_hook=_cite)
+
+
+def _cite(value: Any) -> dict[str, Any]:
+    if isinstance(value, Body):
+        return to_tag(value.citation)
+    raise NotImplementedError
+
+
+def _size_text(size: int, media_type: str) -> str:
+    return f"[{size:,} bytes{' of ' if media_type else ''}{media_type}]"
+
+
+def without_media(value: Any, parent: Mapping[str, Any] | None = None) -> Any:
+    """Return a value for people, with the size and type of each body in its place."""
+    if isinstance(value, Body):
+        return _size_text(value.size, value.media_type)
+    if isinstance(value, bytes):
+        return _size_text(len(value), "")
+    if isinstance(value, str):
+        leaf = find_leaf(value, parent or {}, None) if len(value) >= LEAF_MIN else None
+        if leaf is not None and leaf.media_type:
+            return _size_text(len(leaf.data), leaf.media_type)
+    if isinstance(value, dict):
+        citation = value.get(TAG) if len(value) == 1 else None
+        if isinstance(citation, dict) and "size" in citation:  # As stored.
+            return _size_text(citation["size"], citation.get("type", ""))
+        if [*value] == ["$bytes"] and len(value["$bytes"]) >= LEAF_MIN:
+            return _size_text(len(b64decode(value["$bytes"])), "")
+        return {key: without_media(item, value) for key, item in value.items()}
+    return [without_media(item, parent) for item in value] if isinstance(value, list) else value
 
 
 def damage_json(session: str, error: DamagedError) -> dict[str, Any]:
@@ -110,6 +151,7 @@ def render_record(content: Content, record_id: str) -> RenderedRecord:
         case Note(data=data, author=author):
             by = f" by {safe(author)}" if author else ""
             by += f" on {safe(content.topic)}" if content.topic else ""
+            data = without_media(data)
             return RenderedRecord(f"note{by}", data if isinstance(data, str) else _json(data))
         case TurnBegun():
             return RenderedRecord(f"{turn_name(record_id, content.correlation_id)} begins")
@@ -245,12 +287,18 @@ def _render_other(content: Content) -> RenderedRecord:
         case Erased() | EmptiedContent():
             is_list = isinstance(content, Erased)
             return RenderedRecord("earlier records were erased" if is_list else "ERASED")
-        case IndexPage() | Snapshot():
-            snapshot = "snapshot of the state, for faster opening"
-            own = "page of the index of ids" if isinstance(content, IndexPage) else snapshot
-            return RenderedRecord(own)
+        case IndexPage() | Part() | Snapshot():
+            return RenderedRecord(_derived_text(content))
         case _:
-            return RenderedRecord(safe(content.kind), _json(msgspec.to_builtins(content)))
+            return RenderedRecord(safe(content.kind), _json(_to_builtins(content)))
+
+
+def _derived_text(content: IndexPage | Part | Snapshot) -> str:
+    if isinstance(content, Part):
+        return f"part of a large body, {content.size:,} bytes"
+    if isinstance(content, IndexPage):
+        return "page of the index of ids"
+    return "snapshot of the state, for faster opening"
 
 
 def _render_lease(content: LeaseChange) -> RenderedRecord:
@@ -288,6 +336,7 @@ def message_heading(content: Message) -> str:
 
 def message_parts(message: dict[str, Any]) -> Iterator[str]:
     """Yield the text of a provider's message, part by part, as stored."""
+    message = without_media(message)
     content = message.get("content")
     if isinstance(content, str):
         yield content
@@ -355,7 +404,7 @@ def _render_value(content: Value) -> tuple[str, str]:
     if content.form == "deleted":
         return f"{heading} is deleted", ""
     if content.form == "full":
-        return heading, _json(content.data)
+        return heading, _json(without_media(content.data))
     return f"{heading} changes", "\n".join(_render_edit(edit) for edit in content.data)
 
 
@@ -425,4 +474,4 @@ def labels_text(labels: frozenset[str]) -> str:
 
 def raw_json(record: Record) -> str:
     """Return the whole content of a record as JSON on one safe line."""
-    return compact_json(msgspec.to_builtins(record.content))
+    return compact_json(_to_builtins(record.content))

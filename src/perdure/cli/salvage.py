@@ -11,7 +11,7 @@ from perdure.backends.protocol import Entry
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.backends.sqlite.salvage import Journal, rebuild_store
 from perdure.errors import PerdureError
-from perdure.journal import chain
+from perdure.journal import chain, headers
 
 
 def sqlite_path(address: str) -> Path | None:
@@ -29,7 +29,7 @@ def rebuilt(path: Path, beside: Path | None) -> Iterator[SqliteBackend]:
     parent = None if beside is None else beside.absolute().parent
     with tempfile.TemporaryDirectory(prefix=".perdure-salvage-", dir=parent) as folder:
         copy = f"{folder}{os.sep}store.db"
-        rebuild_store(os.path.realpath(path), copy, Journal(chain.session_of, _is_right))
+        rebuild_store(os.path.realpath(path), copy, Journal(headers.session_of, _is_right))
         with closing(SqliteBackend(copy)) as backend:
             yield backend
 

@@ -22,6 +22,7 @@ from perdure.cli.rendering import (
     render_record,
     state_summary,
     turn_name,
+    without_media,
 )
 from perdure.cli.stores import (
     BAD_NEWS,
@@ -256,9 +257,10 @@ class SessionView:
                 echo(f"  {safe(key)}: UNREADABLE: {safe(value.reason)}", style="red")
                 continue
             echo(f"  {safe(key)} (version {version})", style="bold blue")
-            text = compact_json(value)
+            shown = without_media(value)
+            text = compact_json(shown)
             if key in ADAPTER_KEYS and not self._full:
-                self._summarized(data_summary(value), len(text))
+                self._summarized(data_summary(shown), len(text))
             else:
                 self._text(text)
 

@@ -5,8 +5,9 @@ writes the compaction, and steps that drop what is before the cut.
 
 The compaction is one append: the kept ids of callers as a new run of the index, the dropped ones,
 the records that the state still refers to (`carried`), and the `compacted` record, with the state
-before the cut. Only then entries are dropped. After a crash in between, the session reads as
-compacted, and the next compaction drops the rest.
+before the cut. The parts of large bodies that are still cited are stored again before it, one by
+one, because together they may not fit into one append. Only then entries are dropped. After a
+crash in between, the session reads as compacted, and the next compaction drops the rest.
 
 A cut is between two appends, where no turn is open, no call waits for its result and no answer is
 unfinished. It is not inside a failed turn that was continued, and not after the last stored state
@@ -16,8 +17,10 @@ To edit: nothing may be dropped that a published state can lead to; `cited_posit
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from perdure.core import dropped_ids, index, lifecycle
 from perdure.core.plans import Plan, RecordBatch, strip_derived
@@ -29,6 +32,9 @@ from perdure.errors import UsageError
 from perdure.journal import chain, codec, reader
 from perdure.journal.chain import PendingRecord, VerifiedRecord
 from perdure.journal.compaction import Carried, Compacted
+from perdure.journal.large import positions_of
+from perdure.journal.parts import Part
+from perdure.journal.ranges import Positions, clip_ranges, contains, merge_ranges
 from perdure.journal.reader import ForwardReader, History
 from perdure.journal.records import (
     EffectOutcome,
@@ -61,6 +67,8 @@ class CompactResult(NamedTuple):
 
     A view, an open turn, a message that stands before an older one, a branch's shared past.
     """
+    unused_parts: int = 0
+    """The parts of large bodies among the dropped records that no record ever cited."""
 
 
 class CompactRequest(NamedTuple):
@@ -93,6 +101,11 @@ class Cut(NamedTuple):
     messages: list[int]
     """The positions of the messages that are dropped."""
     limited_by: str
+    parts: tuple[Positions, ...] = ()
+    """The parts of large bodies before the cut that records after it cite."""
+    unused_parts: int = 0
+    surveyed: int = 0
+    """The last position that was read to find the cut."""
 
 
 class _Survey:
@@ -109,6 +122,9 @@ class _Survey:
         """The positions at which the history may begin."""
         self.spans: list[tuple[int, int]] = []
         """Failed turns that were continued: from their beginning to their continuation."""
+        self.parts: list[int] = []
+        self.cited: list[tuple[int, tuple[Positions, ...]]] = []
+        """The positions of records that cite parts, and these."""
 
     def add(self, linked: VerifiedRecord, record: PendingRecord) -> None:
         """Add the next record."""
@@ -127,9 +143,27 @@ class _Survey:
             self.settled += _outcome_positions(position, content)
         if isinstance(content, TurnContinued) and content.ended:
             self.spans.append((content.begun, position))
+        if content.parts:
+            self.cited.append((position, content.parts))
+        if isinstance(content, Part):
+            self.parts.append(position)
+            return  # The record that cites it may follow.
         talk = state.conversation
         if not (linked.remaining or state.turns or talk.calls or talk.partials):
             self.safe.append(position + 1)
+
+    def parts_before(self, first: int) -> tuple[Positions, ...]:
+        """Return the parts before a position that the records from there on cite."""
+        later = (part for position, ranges in self.cited if position >= first for part in ranges)
+        return clip_ranges(merge_ranges(later), first - 1)
+
+    def unused_before(self, first: int) -> int:
+        """Return how many parts before a position no record cites."""
+        ranges = merge_ranges(part for _, ranges in self.cited for part in ranges)
+        moved = {*self._final.carried.values()}  # They have the place of parts that are cited.
+        return sum(
+            part < first and part not in moved and not contains(ranges, part) for part in self.parts
+        )
 
 
 def find_cut(
@@ -174,7 +208,38 @@ def find_cut(
         records=first - max(past.first, _own_first(past)),
         messages=[position for position in survey.messages if position < first],
         limited_by=limited_by,
+        parts=survey.parts_before(first),
+        unused_parts=survey.unused_before(first),
+        surveyed=past.tip.position,
     )
+
+
+def needed_parts(replica: Replica, cut: Cut) -> Steps[list[int]]:
+    """Return the parts of large bodies before a cut that the session will still need."""
+    batch = replica.new_batch()
+    carried = yield from _carried(batch, cut)
+    return sorted({*positions_of(cut.parts), *_parts_of(carried, cut.first)})
+
+
+def _parts_of(carried: Iterable[Carried], first: int) -> Iterator[int]:
+    """Yield the parts before a position that carried records cite."""
+    for record in carried:
+        ranges = msgspec.convert(record.content.get("parts", ()), tuple[Positions, ...])
+        yield from (part for part in positions_of(ranges) if part < first)
+
+
+def _require_moved(
+    batch: RecordBatch, cut: Cut, carried: Iterable[Carried], moved: Mapping[int, int]
+) -> Steps[None]:
+    """Raise ConflictError if a part would be lost that a record cites by now."""
+    needed = {*_parts_of(carried, cut.first)}
+    forward = ForwardReader(batch.past, after=cut.surveyed)
+    while (page := (yield from forward.page())) is not None:
+        for linked in page:
+            content = chain.decode_content(batch.name, linked, batch.past.cipher)
+            needed |= {part for part in positions_of(content.parts) if part < cut.first}
+    if not needed <= moved.keys():
+        raise batch.conflict("a record cites a body that the compaction would have dropped")
 
 
 def _own_first(past: History) -> int:
@@ -232,9 +297,10 @@ def _choose(survey: _Survey, past: History, limit: int) -> int:
     return past.first
 
 
-def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
+def plan_compaction(replica: Replica, cut: Cut, moved: Mapping[int, int]) -> Plan[int]:
     """Plan a compaction; the result is the number of records that it carries.
 
+    `moved` are the parts of large bodies that were stored again, with their positions now.
     InUseError while branches or holds need the past.
     """
     token = replica.new_id
@@ -255,6 +321,7 @@ def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
         if state.last_message < first and state.messages > dropped:
             raise batch.conflict("the last message of the conversation would have been dropped")
         carried = yield from _carried(batch, cut)
+        yield from _require_moved(batch, cut, carried, moved)
         rows = yield from index.rows_since(
             batch.past, batch.index_cache, state.index, state.recent_ids, first
         )
@@ -269,6 +336,7 @@ def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
             recent=cut.base.recent_ids.to_dict(),
             carried=tuple(record.position for record in carried),
             messages=dropped,
+            moved=_ranges_of(moved),
         )
         batch.add_content(token(), compacted)
         snapshot = Snapshot(state_version=STATE_VERSION, facts=batch.state.facts())
@@ -278,6 +346,21 @@ def plan_compaction(replica: Replica, cut: Cut) -> Plan[int]:
         return len(carried)
 
     return Plan("compact", "", make)
+
+
+def _ranges_of(moved: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
+    ranges: list[tuple[int, int, int]] = []
+    for before, now in sorted(moved.items()):
+        if ranges and (before, now) == tuple(sum(pair) for pair in _ends(ranges[-1])):
+            ranges[-1] = (*ranges[-1][:2], ranges[-1][2] + 1)
+        else:
+            ranges.append((before, now, 1))
+    return tuple(ranges)
+
+
+def _ends(span: tuple[int, int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    before, now, count = span
+    return (before, count), (now, count)
 
 
 def _carried(batch: RecordBatch, cut: Cut) -> Steps[list[Carried]]:
@@ -306,7 +389,8 @@ def _carried(batch: RecordBatch, cut: Cut) -> Steps[list[Carried]]:
 
 def try_compaction(replica: Replica, cut: Cut) -> Steps[int]:
     """Execute a compaction without writing it: the result or the error that it would have."""
-    return (yield from plan_compaction(replica, cut).execute(replica.new_batch()))
+    moved = {part: part for part in (yield from needed_parts(replica, cut))}
+    return (yield from plan_compaction(replica, cut, moved).execute(replica.new_batch()))
 
 
 def drop_compacted(replica: Replica, before: History) -> Steps[None]:
@@ -323,5 +407,5 @@ def drop_compacted(replica: Replica, before: History) -> Steps[None]:
 
 def result_of(replica: Replica, cut: Cut, carried: int) -> CompactResult:
     """Return the result of a compaction."""
-    facts = (cut.first, cut.records, len(cut.messages), carried, cut.limited_by)
+    facts = (cut.first, cut.records, len(cut.messages), carried, cut.limited_by, cut.unused_parts)
     return CompactResult(replica.name, *facts)

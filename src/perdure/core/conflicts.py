@@ -58,6 +58,8 @@ CONFLICT_RULES: dict[str, ConflictRule] = {
     "label": ConflictRule(bypasses_lease=True),
     "describe": ConflictRule(bypasses_lease=True),
     "view": ConflictRule(bypasses_lease=True),
+    # Without effect until a record cites it, which is a plan of its own.
+    "part": ConflictRule(),
     "pin": ConflictRule(),
     "tools": ConflictRule(),
     # These look up their effect in the state at each execution. The outcome of a call is a fact

@@ -26,7 +26,7 @@ from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.validation import require_session_id
 from perdure.errors import PerdureError, UsageError
 from perdure.journal import chain, codec, reader, requests
-from perdure.journal.chain import ChainTip, PendingRecord, VerifiedRecord
+from perdure.journal.chain import UNREAD, ChainTip, PendingRecord, VerifiedRecord
 from perdure.journal.compaction import Compacted
 from perdure.journal.reader import ForwardReader
 from perdure.journal.records import (
@@ -41,6 +41,8 @@ from perdure.journal.records import (
     Snapshot,
 )
 from perdure.journal.requests import Steps
+
+APPEND_BYTES = 8 * 2**20  # bytes; about what one append of a copy has
 
 ABANDONED_REASON = "it was open in the session that this one was copied from"
 
@@ -89,7 +91,10 @@ class _SessionCopy:
         forward = ForwardReader(self._past, after=tip.position)
         while (page := (yield from forward.page())) is not None:
             for _, records in groupby(page, key=lambda record: record.entry.position):
-                self._add([*records])
+                self._add((yield from self._with_parts([*records])))
+                is_full = sum(entry.size for entry in self._entries) > APPEND_BYTES
+                if is_full and not self._past.compacted and not (yield from self._store()):
+                    return False
             # What was compacted cannot be loaded before its `compacted` record: one append.
             if not self._past.compacted and not (yield from self._store()):
                 return False
@@ -99,6 +104,15 @@ class _SessionCopy:
         newest = yield from reader.read_record(self._past, self._last)
         self._digest = newest.digest
         return self._target.tip.position == self._last
+
+    def _with_parts(self, records: list[VerifiedRecord]) -> Steps[list[VerifiedRecord]]:
+        """Return the records of an entry with the parts of large bodies that pages leave out."""
+        if records[0].body is not UNREAD:
+            return records
+        whole = []
+        for linked in records:
+            whole.append((yield from reader.read_record(self._past, linked.position)))  # noqa: PERF401
+        return whole
 
     def _begin_compacted(self) -> Steps[None]:
         """Begin with the state before the first record that a compaction of the source kept."""

@@ -22,6 +22,7 @@ from perdure.core.state.message_order import MessageOrder
 from perdure.core.state.session_state import SessionState
 from perdure.core.validation import require_int, require_record_id
 from perdure.errors import DamagedError, NotFoundError, UsageError
+from perdure.formats.bodies import Citation
 from perdure.formats.parts import StoredMessage
 from perdure.formats.tokens import Counter, count_tokens
 from perdure.formats.tool_calls import Call, closing
@@ -31,6 +32,8 @@ from perdure.journal.chain import VerifiedRecord
 from perdure.journal.codec import Codec
 from perdure.journal.erasures import NOTHING_ERASED, Erasures
 from perdure.journal.kinds import KINDS
+from perdure.journal.large import join_records
+from perdure.journal.parts import Part
 from perdure.journal.reader import BackwardReader, ForwardReader, History, OnDamage
 from perdure.journal.records import (
     Content,
@@ -58,6 +61,7 @@ def read_messages(replica: Replica, *, last: int | None) -> Steps[list[dict[str,
     if len(entries) != count:
         raise DamagedError(replica.name, 0, f"{len(entries)} of {count} messages were found")
     own = replica.settings.codec
+    yield from join_records(past, entries, replica.settings.part_size)
     return [decode_message(past, own, linked).message for linked in reversed(entries)]
 
 
@@ -185,9 +189,9 @@ class RecordReader:
         if self._past.erasures is None and any(linked.body is None for linked in whole):
             erasures = yield from _find_erasures(self._past)
             self._past = msgspec.structs.replace(self._past, erasures=erasures)
-        return self._take(whole)
+        return (yield from self._take(whole))
 
-    def _take(self, whole: Sequence[VerifiedRecord]) -> list[Record]:
+    def _take(self, whole: Sequence[VerifiedRecord]) -> Steps[list[Record]]:
         """Return the records that the filter selects, up to its limit."""
         kinds, limit = self._filter.kinds, self._filter.limit
         records: list[Record] = []
@@ -199,6 +203,7 @@ class RecordReader:
             try:
                 past = self._past
                 reader.require_body(past.stream.session, linked, past.erasures, past.cipher)
+                yield from self._join(linked)
                 records.append(decode_record(self._past, self._settings, linked))
                 self._found += 1
             except DamagedError as error:
@@ -206,6 +211,20 @@ class RecordReader:
                     raise
                 self._on_damage(error)
         return records
+
+    def _join(self, linked: VerifiedRecord) -> Steps[None]:
+        """Read the bodies of a record. If they are damaged, they stay cited, and it is reported."""
+        try:
+            yield from join_records(self._past, [linked], self._settings.part_size)
+        except NotFoundError:  # A part was emptied. Whether it was erased may not be known yet.
+            if self._past.erasures is None:
+                erasures = yield from _find_erasures(self._past)
+                self._past = msgspec.structs.replace(self._past, erasures=erasures)
+                yield from self._join(linked)
+        except DamagedError as error:
+            if self._on_damage is None:
+                raise
+            self._on_damage(error)
 
 
 def _find_erasures(past: History) -> Steps[Erasures]:
@@ -240,7 +259,7 @@ class NewestRecordReader(RecordReader):
                 self._backward.ended = True
                 break
             whole.append(linked)
-        return self._take(whole)
+        return (yield from self._take(whole))
 
 
 def record_reader(
@@ -273,6 +292,7 @@ def read_record(past: History, settings: Settings, position: int) -> Steps[Recor
     if linked is None:
         hint = f"it has records from {past.first} to {past.tip.position}"
         raise NotFoundError(f"a record at {position} in session {past.stream.session!r}", hint)
+    yield from join_records(past, [linked], settings.part_size)
     return decode_record(past, settings, linked)
 
 
@@ -299,10 +319,19 @@ def decode_record(past: History, settings: Settings, linked: VerifiedRecord) -> 
     """Return a record, with values of the caller's types restored."""
     name = past.stream.session
     record = chain.decode_record(name, linked, past.cipher)
+    if isinstance(record.content, Part):
+        record = msgspec.structs.replace(record, content=_readable_part(settings, linked))
     unpacked = _unpack(settings.codec, record.content, record.payload, name, linked.position)
     if unpacked is not record.content:
         record = msgspec.structs.replace(record, content=unpacked)
     return chain.to_record(name, linked, record)
+
+
+def _readable_part(settings: Settings, linked: VerifiedRecord) -> Part:
+    """Return a part as applications see it, with a body of its own."""
+    size, at = linked.size, (linked.position, linked.position)
+    citation = Citation(form="bytes", size=size, digest="", parts=(at,))
+    return Part(size=size, data=settings.codec.make_body(citation))
 
 
 PAGE_ENTRIES = 32  # entries; windows are short, so most of a larger page would be wasted
@@ -319,18 +348,29 @@ class MessageCounter(NamedTuple):
     """Counts the tokens of messages, reusing the counts in records made by the same counter."""
 
     counter: Counter | None
+    below: int
+    """Bodies of fewer bytes are read with their messages."""
+    texts_below: int = 0
+    """Texts of fewer bytes are, too: they are counted."""
     notices: Mapping[int, int] = {}
     """By position: the tokens of the interruption notices that unanswered calls will get."""
 
     @classmethod
-    def of(cls, state: SessionState, counter: Counter | None) -> "MessageCounter":
+    def of(
+        cls, state: SessionState, counter: Counter | None, below: int, texts_below: int = 0
+    ) -> "MessageCounter":
         """Return the counter of a session's messages; None as `counter` counts every one as 0."""
         notices: dict[int, int] = {}
         if counter is not None:
             for call_id, call in state.conversation.calls.items():
                 notice = closing({"role": "assistant"}, Call(call_id, call.name))
                 notices[call.position] = notices.get(call.position, 0) + counter.count(notice)
-        return cls(counter, notices)
+        return cls(counter, below, texts_below, notices)
+
+    def read_whole(self, past: History, own: Codec, linked: VerifiedRecord) -> Steps[StoredMessage]:
+        """Return the message in an entry, counted, with the bodies that are read with it."""
+        yield from join_records(past, [linked], self.below, self.texts_below)
+        return self.read(past, own, linked)
 
     def message(self, message: dict[str, Any]) -> int:
         """Return the number of tokens of a message that has no record."""
@@ -354,6 +394,7 @@ class MessageCounter(NamedTuple):
             content.interrupted,
             tokens,
             content.opaque,
+            bool(content.parts),
         )
 
     def summary(self, last: int, content: Summary) -> StoredMessage:
@@ -419,15 +460,17 @@ class MessageReader:
             placed = [linked] if is_message else []
             if self._order is not None:
                 placed = self._order.place(linked, is_message=is_message)
-            messages += self._read(placed)
+            messages += yield from self._read(placed)
         if self._order is not None and self._backward.ended and past.compacted:
-            messages += self._read(self._order.flush())
+            messages += yield from self._read(self._order.flush())
         return messages
 
-    def _read(self, placed: Sequence[VerifiedRecord]) -> list[StoredMessage]:
+    def _read(self, placed: Sequence[VerifiedRecord]) -> Steps[list[StoredMessage]]:
         past, messages = self._past, []
         for item in placed:
             message = self._counting.read(past, self._own, item)
+            if message.has_bodies:
+                message = yield from self._counting.read_whole(past, self._own, item)
             record_id = chain.decode_record(past.stream.session, item, past.cipher).id
             if not (message.interrupted and record_id in self._ids):
                 messages.append(message)
@@ -446,7 +489,10 @@ def read_instructions(
     messages: list[StoredMessage] = []
     for position in sorted({*conversation.systems, *conversation.pins}):
         linked = yield from reader.read_record(past, position, check_tip=False)
-        messages.append(counting.read(past, own, linked))
+        message = counting.read(past, own, linked)
+        if message.has_bodies:
+            message = yield from counting.read_whole(past, own, linked)
+        messages.append(message)
     return messages
 
 

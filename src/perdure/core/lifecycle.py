@@ -29,7 +29,7 @@ from perdure.errors import (
     PerdureError,
     UsageError,
 )
-from perdure.journal import chain, codec, reader, requests
+from perdure.journal import chain, codec, headers, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
 from perdure.journal.reader import ParentStream
 from perdure.journal.records import Branched, BranchKept, BranchReleased, Content, Deleted
@@ -60,7 +60,7 @@ def session_info(head: Head, settings: Settings) -> SessionInfo:
     """Return the session that a head is the end of, as listings return it."""
     head = settings.reveal(head)
     labels, fields = split_labels(head.stream, head.labels)
-    time = chain.time_of(head)
+    time = headers.time_of(head)
     return SessionInfo(head.stream, head.position, head.digest, labels, time, fields)
 
 

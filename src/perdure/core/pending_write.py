@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.backends.protocol import Append, Entry
+from perdure.core.bodies import UnreadBodies
 from perdure.core.plans import CATCH_UP_KINDS, Plan, RecordBatch, split_entries
 from perdure.errors import PerdureError, UsageError
 from perdure.journal import chain
@@ -66,12 +67,13 @@ def prepare_usual(replica: "Replica", plan: Plan[Any]) -> PendingWrite | None:
             return None  # It has to read.
     except StopIteration as end:
         answer = end.value
-    except PerdureError:
+    except (PerdureError, UnreadBodies):
         return None
     batch.end_data()
-    if not batch.pending or batch.is_too_large:
+    if not batch.pending or batch.is_too_large or batch.state.snapshot_due:
         return None
-    return None if batch.state.snapshot_due else _link(replica, batch, [batch.pending], answer)
+    entries = split_entries(batch) if batch.new_bodies else [batch.pending]
+    return _link(replica, batch, entries, answer)
 
 
 def _has_key(replica: "Replica") -> bool:

@@ -18,33 +18,51 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from perdure.core import dropped_ids, index
+from perdure.core import bodies, dropped_ids, index
+from perdure.core.bodies import BodyCache, NewBodies
 from perdure.core.conflicts import _HISTORY_CHANGES, CONFLICT_RULES, UNREADABLE
 from perdure.core.dropped_ids import DroppedRecord
 from perdure.core.index import IndexCache
-from perdure.core.state.session_state import INPUT_SUFFIX, OpenTurn, SessionState
+from perdure.core.state.session_state import (
+    INPUT_SUFFIX,
+    STATE_VERSION,
+    OpenTurn,
+    SessionState,
+)
 from perdure.errors import ConflictError, DivergenceError, UsageError
+from perdure.formats.bodies import LEAF_MIN
 from perdure.journal import chain, codec, reader
 from perdure.journal.chain import BODY_EXTRA, ENTRY_MAX, RECORDS_MAX, ChainTip, PendingRecord
-from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.ids import GENERATED_PREFIX, random_text
+from perdure.journal.large import TAG_BYTES, canonical_content
+from perdure.journal.parts import Part
 from perdure.journal.reader import ContentT, History
 from perdure.journal.records import (
     Content,
     EffectOutcome,
+    IndexPage,
     Message,
     MessagesReplaced,
     MessagesRetracted,
     Note,
+    Snapshot,
     TurnBegun,
     TurnEnd,
 )
-from perdure.journal.requests import Steps
+from perdure.journal.requests import PAGE_BODY_MAX, Steps
 
 T = TypeVar("T")
 
 _TURN_PLANS = frozenset(
     {"answer", "message", "message.chunk", "tools", "turn.begin", "turn.continue", "turn.end"}
 )
+
+
+class PendingEvent(NamedTuple):
+    """An event to log. The core does no I/O, so the handle emits it."""
+
+    event: str
+    fields: dict[str, object]
 
 
 class FoundRecord(NamedTuple):
@@ -69,6 +87,7 @@ class RecordBatch(msgspec.Struct, eq=False):
     past: History
     tip: ChainTip
     index_cache: IndexCache
+    bodies: BodyCache
     pending: list[PendingRecord] = msgspec.field(default_factory=list)
     data_count: int = 0
     """How many of them plans have added; pages of the index and a snapshot follow."""
@@ -84,6 +103,8 @@ class RecordBatch(msgspec.Struct, eq=False):
     """The rows of the index pages in this batch, by position."""
     read_records: dict[int, PendingRecord] = msgspec.field(default_factory=dict)
     """The stored records that plans have read, by position."""
+    new_bodies: NewBodies = msgspec.field(default_factory=dict)
+    """The bodies that this batch stores, by their size and digest."""
 
     @property
     def position(self) -> int:
@@ -100,6 +121,8 @@ class RecordBatch(msgspec.Struct, eq=False):
         """Discard the records that were added since a savepoint, and their effect on the state."""
         self.state, count, self.values, self.last_payload, self.size = saved
         del self.pending[count:]
+        new = self.new_bodies.items()
+        self.new_bodies = {key: body for key, body in new if body.parts[-1][1] <= self.position}
 
     def end_data(self) -> None:
         """Mark the end of what plans add."""
@@ -108,6 +131,10 @@ class RecordBatch(msgspec.Struct, eq=False):
 
     def add_all(self, drafts: Sequence[PendingRecord]) -> int:
         """Add records; later plans of the batch see their effect. Return the last position."""
+        for draft in drafts:
+            if len(draft.payload) >= LEAF_MIN or TAG_BYTES in draft.payload:
+                drafts = self.split(drafts)
+                break
         apply, position = self.state.apply, self.tip.position + len(self.pending)
         for draft in drafts:
             content, payload = draft.content, draft.payload
@@ -121,21 +148,46 @@ class RecordBatch(msgspec.Struct, eq=False):
 
     def add_messages(self, drafts: Sequence[PendingRecord]) -> int:
         """As `add_all`, for messages under ids of perdure's own."""
+        payloads = b"".join(map(_payload_of, drafts))
+        if len(payloads) >= LEAF_MIN or TAG_BYTES in payloads:  # There may be large bodies.
+            return self.add_all(drafts)
         position = self.state.apply_messages(self.tip.position + len(self.pending), drafts)
         self.pending += drafts
-        self.size += sum(map(len, map(_payload_of, drafts)))
+        self.size += len(payloads)
         self.last_payload = drafts[-1].payload
         return position
 
     def add_content(self, record_id: str, content: Content) -> int:
         """Encode a record and add it, as `add_all` does; return its position."""
         payload = codec.encode(content)
+        if len(payload) >= LEAF_MIN or TAG_BYTES in payload:
+            (draft,) = self.split([PendingRecord(record_id, content, payload)])
+            content, payload = draft.content, draft.payload
         self.pending.append(PendingRecord(record_id, content, payload))
         self.size += len(payload)
         position = self.tip.position + len(self.pending)
         self.state.apply(position, record_id, content, payload)
         if content.kind == "message":
             self.last_payload = payload
+        return position
+
+    def split(self, drafts: Sequence[PendingRecord]) -> Sequence[PendingRecord]:
+        """Add the parts of large bodies in records, and return the records that cite them.
+
+        `add_all` does so itself. A plan whose records must be side by side calls this first.
+        """
+        for draft in drafts:
+            if len(draft.payload) >= LEAF_MIN or TAG_BYTES in draft.payload:
+                return [bodies.split_record(self, draft) for draft in drafts]
+        return drafts
+
+    def add_part(self, data: bytes) -> int:
+        """Add a part of a large body; return its position."""
+        draft = PendingRecord(GENERATED_PREFIX + random_text(), Part(size=len(data)), data)
+        self.pending.append(draft)
+        self.size += len(data)
+        position = self.position
+        self.state.apply(position, draft.id, draft.content, data)
         return position
 
     def read(self, position: int, kind: type[ContentT]) -> Steps[ContentT]:
@@ -235,6 +287,9 @@ def _indexed_as(content: Content) -> str:
 def strip_derived(record: PendingRecord) -> bytes:
     """Return a record's payload without what depends on the store: token counts and links."""
     content = record.content
+    if len(record.payload) >= LEAF_MIN or TAG_BYTES in record.payload:
+        content = canonical_content(content)
+        record = PendingRecord(record.id, content, codec.encode(content))
     if isinstance(content, Note) and content.previous:
         return codec.encode(msgspec.structs.replace(content, previous=0))
     if isinstance(content, MessagesRetracted):
@@ -255,8 +310,32 @@ def fingerprint(payload: bytes) -> str:
 def too_large_error() -> UsageError:
     """Return the error for a plan whose records one entry cannot hold."""
     limits = f"{ENTRY_MAX // 2**20} MiB or {RECORDS_MAX} records"
-    hint = "append the messages in several calls, or keep large data in files and store their names"
+    hint = f"append the messages in several calls, or {codec.UPLOAD_HINT}"
     return UsageError(f"one append cannot hold more than {limits}: {hint}", "$")
+
+
+def add_snapshot(batch: RecordBatch) -> Steps[PendingEvent | None]:
+    """Add a snapshot, after the pages of the index that hold the ids since the last one.
+
+    Return a notice if the state is too large for one. A snapshot only saves reading.
+    """
+    state, pages = batch.state, list[IndexPage]()
+    if state.recent_ids:
+        cache, ids = batch.index_cache, state.recent_ids
+        pages = yield from index.make_run(batch.past, cache, state.index, ids)
+    saved = batch.savepoint()
+    for page in pages:
+        position = batch.add_content(GENERATED_PREFIX + random_text(), page)
+        batch.index_pages[position] = index.decode_rows(batch.name, position, page)
+    snapshot = Snapshot(state_version=STATE_VERSION, facts=batch.state.facts())
+    try:
+        batch.add_content(GENERATED_PREFIX + random_text(), snapshot)
+    except UsageError as error:
+        batch.rollback(saved)
+        batch.index_pages.clear()
+        fields: dict[str, object] = {"position": batch.position + 1, "reason": error.reason}
+        return PendingEvent("snapshot_skipped", fields)
+    return None
 
 
 def split_entries(batch: RecordBatch) -> list[list[PendingRecord]]:
@@ -266,10 +345,32 @@ def split_entries(batch: RecordBatch) -> list[list[PendingRecord]]:
     the others. If a crash leaves only some of them, they are of no use and do no harm.
     """
     pending, count = batch.pending, batch.data_count
-    if len(pending) == count:
+    data = [pending[:count]]
+    if batch.new_bodies and len(pending) > 1:
+        data = _split_parts(batch, pending[:count])
+    elif len(pending) == count:
         return [pending]
+    if len(pending) == count:
+        return data
     end = max(count, len(pending) - 2)  # The last page and the snapshot are together.
-    return [pending[:count], *([page] for page in pending[count:end]), pending[end:]]
+    return [*data, *([page] for page in pending[count:end]), pending[end:]]
+
+
+def _split_parts(batch: RecordBatch, drafts: Sequence[PendingRecord]) -> list[list[PendingRecord]]:
+    """Return records with each long part in an entry of its own: who reads pages skips it.
+
+    Short ones too, if all would be longer together than a part may be.
+    """
+    longest = min(PAGE_BODY_MAX, batch.bodies.part_size // 4)
+    if batch.size + len(drafts) * BODY_EXTRA > batch.bodies.part_size:
+        longest = 0
+    entries: list[list[PendingRecord]] = [[]]
+    for draft in drafts:
+        if draft.content.kind == Part.kind and len(draft.payload) > longest:
+            entries += [[draft], []]
+        else:
+            entries[-1].append(draft)
+    return [entry for entry in entries if entry]
 
 
 class Savepoint(NamedTuple):
@@ -355,13 +456,6 @@ def _find_or_add(
     if turn is not None:
         require_turn_owner(batch, turn)
     return batch.add_all(drafts)
-
-
-class PendingEvent(NamedTuple):
-    """An event to log. The core does no I/O, so the handle emits it."""
-
-    event: str
-    fields: dict[str, object]
 
 
 class TurnOwnership(NamedTuple):

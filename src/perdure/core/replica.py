@@ -22,7 +22,8 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 from perdure.backends.protocol import UNFINISHED, Append, Entry, Outcome
-from perdure.core import index, leases, pending_write, rollback
+from perdure.core import leases, pending_write, rollback
+from perdure.core.bodies import BodyCache, UnreadBodies
 from perdure.core.conflicts import UNREADABLE, UnseenRecords
 from perdure.core.index import IndexCache
 from perdure.core.leases import HeldLease
@@ -35,12 +36,13 @@ from perdure.core.plans import (
     Plan,
     RecordBatch,
     T,
+    add_snapshot,
     too_large_error,
 )
 from perdure.core.replay import guard
 from perdure.core.replay.guard import Guard
 from perdure.core.settings import Settings
-from perdure.core.state.session_state import STATE_VERSION, SessionState
+from perdure.core.state.session_state import SessionState
 from perdure.core.state.values import CachedValue, ValueCache
 from perdure.core.state_loader import StateLoader, history_of, newest_payload
 from perdure.errors import (
@@ -64,13 +66,12 @@ from perdure.journal.chain import (
     VerifiedEntry,
 )
 from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.pages import read_page
 from perdure.journal.reader import PAGE, History
 from perdure.journal.records import (
     Branched,
     Content,
     Erased,
-    IndexPage,
-    Snapshot,
 )
 from perdure.journal.requests import Commit, Steps
 
@@ -93,12 +94,14 @@ class Replica:
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
-        self.settings = settings = settings.for_session()
+        # A codec of its own: the handle tells it how large bodies of this session are read.
+        settings = settings.for_session()._replace(codec=settings.codec.copy())
+        self.settings = settings
         stream = StreamIdentity(name, "", settings.tenant)
         self.view = StateView(SessionState(), History(stream, EMPTY_CHAIN, settings.cipher), None)
         self.doubt: PendingWrite | None = None
         self.values = ValueCache()
-        self._index_cache = IndexCache()
+        self._index_cache, self._bodies = IndexCache(), BodyCache(settings.part_size)
         self.pending_events: list[PendingEvent] = []
         self.loader = StateLoader(name, settings, self.pending_events)
         self.is_replayed = False
@@ -133,8 +136,8 @@ class Replica:
     def new_batch(self) -> RecordBatch:
         """Return an empty batch after the published view."""
         view = self.view
-        past = view.history
-        return RecordBatch(self.name, view.state.draft(), past, past.tip, self._index_cache)
+        past, caches = view.history, (self._index_cache, self._bodies)
+        return RecordBatch(self.name, view.state.draft(), past, past.tip, *caches)
 
     def require_present(self) -> None:
         """Raise NotFoundError if this handle has seen the session deleted or its name reused."""
@@ -240,6 +243,7 @@ class Replica:
         self._add_notice("rollback_accepted", position=self.tip.position, head=fresh.tip.position)
         self.pending_events += fresh.pending_events
         self.values, self._index_cache, self.lease_seen_at = ValueCache(), IndexCache(), None
+        self._bodies = BodyCache(self.settings.part_size)
         self.unseen.clear()
         self.view = fresh.view
         self.rollbacks += 1
@@ -252,7 +256,7 @@ class Replica:
         more = True
         after = max(tip.position - 1, 0)  # The tip is read again: the store may not have it now.
         while more:
-            entries = yield from requests.read(self.name, after=after, limit=PAGE)
+            entries = yield from read_page(self.name, after=after, limit=PAGE)
             more = len(entries) == PAGE
             if after < tip.position:
                 entries = self._require_tip(tip, entries)
@@ -454,7 +458,7 @@ class Replica:
         trial = self.new_batch()
         try:
             answer = yield from plan.execute(trial)
-        except ConflictError:
+        except (ConflictError, UnreadBodies):  # Bodies are looked up for records to be stored.
             return refusal
         except PerdureError as error:
             if isinstance(error, DamagedError):
@@ -464,7 +468,7 @@ class Replica:
 
     def _build_batch(self, plans: Sequence[Plan[Any]], answers: PlanAnswers) -> Steps[RecordBatch]:
         """Execute the unanswered plans on one batch; set their results as if it were stored."""
-        batch = self.new_batch()
+        batch, answered = self.new_batch(), {*answers}
         for number, plan in enumerate(plans):
             if number not in answers:
                 try:
@@ -473,32 +477,21 @@ class Replica:
                     if type(result) is GeneratorType:
                         result = yield from result
                     answers[number] = result
+                except UnreadBodies as needed:
+                    yield from self._bodies.load(batch.past, needed.positions)
+                    for other in answers.keys() - answered:
+                        del answers[other]
+                    return (yield from self._build_batch(plans, answers))
                 except PerdureError as error:
                     if isinstance(error, DamagedError):
                         yield from rollback.explain_damage(self, error)
                     answers[number] = error
         batch.end_data()
         if batch.pending and batch.state.snapshot_due:
-            yield from self._add_snapshot(batch)
+            notice = yield from add_snapshot(batch)
+            if notice is not None:
+                self.pending_events.append(notice)
         return batch
-
-    def _add_snapshot(self, batch: RecordBatch) -> Steps[None]:
-        """Add a snapshot, after the pages of the index that hold the ids since the last one."""
-        state, pages = batch.state, list[IndexPage]()
-        if state.recent_ids:
-            cache, ids = self._index_cache, state.recent_ids
-            pages = yield from index.make_run(batch.past, cache, state.index, ids)
-        saved = batch.savepoint()
-        for page in pages:
-            position = batch.add_content(self.new_id(), page)
-            batch.index_pages[position] = index.decode_rows(self.name, position, page)
-        facts = batch.state.facts()
-        try:
-            batch.add_content(self.new_id(), Snapshot(state_version=STATE_VERSION, facts=facts))
-        except UsageError as error:  # Too large. Snapshots only save reading, so continue without.
-            batch.rollback(saved)
-            batch.index_pages.clear()
-            self._add_notice("snapshot_skipped", position=batch.position + 1, reason=error.reason)
 
     def prepare(self, plan: Plan[T]) -> Steps[tuple[T, Append | None]]:
         """Return a plan's result and the append that stores it, without sending it.
@@ -574,9 +567,15 @@ class Replica:
         batch = write.batch
         last = self.view.last_payload if batch.last_payload is None else batch.last_payload or None
         self._publish(batch.state, write.stream, write.tip, last)
+        if batch.values or batch.index_pages or batch.new_bodies:
+            self._fill_caches(batch)
+        # Last: until then an interrupt leaves it in doubt, and it is sent and published again.
+        self.doubt = None
+
+    def _fill_caches(self, batch: RecordBatch) -> None:
         for key, data in batch.values.items():
             self.values.put(key, CachedValue(batch.state.values[key].position, data))
         for position, rows in batch.index_pages.items():
             self._index_cache.put(position, rows)
-        # Last: until then an interrupt leaves it in doubt, and it is sent and published again.
-        self.doubt = None
+        if batch.new_bodies:
+            self._bodies.put_all(batch.tip.position + 1, batch.pending)

@@ -10,11 +10,16 @@ from perdure.journal import chain, key_store
 from perdure.journal.cipher import Cipher, PlainCipher, keyed
 from perdure.journal.codec import Codec
 from perdure.journal.ids import GENERATED_PREFIX, random_texts
+from perdure.journal.large import PART_SIZE
 from perdure.journal.requests import Steps
 from perdure.journal.user_types import Types
 
 if TYPE_CHECKING:
     from perdure.keys import MasterKey
+
+PART_SIZE_MIN = 2**14  # bytes; smaller parts would be mostly headers
+
+PART_SIZE_MAX = 8 * 2**20  # bytes; a part is read into memory whole
 
 
 class SealOptions(NamedTuple):
@@ -35,6 +40,8 @@ class Settings(NamedTuple):
     verify_writes: bool = False
     counter: Counter | None = None
     """Counts the tokens of messages as they are stored; with None, readers count when needed."""
+    part_size: int = PART_SIZE
+    """The bytes of a stored part of a large body, at most. A body of this size is not loaded."""
 
     def token(self) -> str:
         """Return a unique text."""
@@ -76,6 +83,7 @@ def settings_of(
     *,
     verify_writes: bool,
     tokens: "str | Counter | None" = None,
+    part_size: int = PART_SIZE,
 ) -> Settings:
     return Settings(
         clock=clock,
@@ -84,7 +92,14 @@ def settings_of(
         codec=Codec(types),
         verify_writes=verify_writes,
         counter=counter_for(tokens) if isinstance(tokens, str) else _require_counter(tokens),
+        part_size=_require_part_size(part_size),
     )
+
+
+def _require_part_size(size: object) -> int:
+    if type(size) is not int or not PART_SIZE_MIN <= size <= PART_SIZE_MAX:
+        raise UsageError(f"part_size must be an int from {PART_SIZE_MIN} to {PART_SIZE_MAX}")
+    return size
 
 
 def _require_counter(counter: "Counter | None") -> "Counter | None":

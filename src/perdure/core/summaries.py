@@ -26,6 +26,7 @@ from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS, Counter, count_tokens
 from perdure.formats.transcript import Transcript, render
 from perdure.journal import codec
 from perdure.journal.codec import Codec
+from perdure.journal.large import LOADED_MAX
 from perdure.journal.reader import read_record
 from perdure.journal.records import Summary, SummaryUndone
 from perdure.journal.requests import Steps
@@ -177,7 +178,7 @@ def select(
     """
     view, own = replica.view, replica.settings.codec  # One view: others may write meanwhile.
     counter = summarizer.counter or room.counter or replica.settings.counter or ESTIMATE
-    counting = MessageCounter.of(view.state, counter)
+    counting = MessageCounter.of(view.state, counter, LOADED_MAX)
     conversation, summary = view.state.conversation, view.state.conversation.summary
     previous, after = [], 0
     if summary is not None:

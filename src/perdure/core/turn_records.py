@@ -23,6 +23,7 @@ from perdure.formats.tool_calls import open_calls
 from perdure.journal import chain, reader
 from perdure.journal.chain import VerifiedRecord
 from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.large import join_content, join_records
 from perdure.journal.reader import BackwardReader, ForwardReader, History
 from perdure.journal.records import (
     ApprovalDecided,
@@ -219,15 +220,14 @@ def read_turn_messages(replica: Replica, turn: str, *, opaque: bool) -> Steps[li
     place = yield from find_turn(batch, turn)
     if place is None:
         return []
-    unpack = replica.settings.codec.unpack
-    records = yield from read_turn(batch, place)
-    return [
-        unpack(record.content.message, stream=replica.name, position=record.position)
-        for record in records
-        if isinstance(record.content, Message)
-        and (opaque or not record.content.opaque)
-        and not batch.state.conversation.is_hidden(record.position)
-    ]
+    unpack, below = replica.settings.codec.unpack, replica.settings.part_size
+    messages, is_hidden = [], batch.state.conversation.is_hidden
+    for record in (yield from read_turn(batch, place)):
+        content = yield from join_content(batch.past, record.content, below)
+        if isinstance(content, Message) and (opaque or not content.opaque):
+            message = unpack(content.message, stream=replica.name, position=record.position)
+            messages += [] if is_hidden(record.position) else [message]
+    return messages
 
 
 def read_answer(replica: Replica, turn: str) -> Steps[dict[str, Any] | None]:
@@ -258,6 +258,7 @@ def _newest_answer(
                 return None
             is_hidden = batch.state.conversation.is_hidden(position)
             if linked.kind == Message.kind and linked.body is not None and not is_hidden:
+                yield from join_records(past, [linked], replica.settings.part_size)
                 content = decode_message(past, replica.settings.codec, linked)
                 if content.turn == turn and is_answer(content):
                     return content.message

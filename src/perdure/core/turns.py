@@ -88,8 +88,9 @@ def begin_turn(
             yield from streaming.add_interrupted_answers(replica, batch, turns=turns)
         if batch.state.conversation.calls:
             yield from streaming.close_calls(replica, batch, live=live)
+        split = batch.split(drafts)  # The input directly follows the beginning.
         position = batch.add_content(turn_id, TurnBegun(correlation_id=correlation_id))
-        batch.add_all(drafts)
+        batch.add_all(split)
         return TurnStart(position)
 
     return Plan("turn.begin", turn_id, make)

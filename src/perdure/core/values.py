@@ -7,13 +7,20 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
+from perdure.core.bodies import split_tree, text_min_of
 from perdure.core.plans import Plan, RecordBatch
 from perdure.core.replica import Replica
 from perdure.core.state import values
 from perdure.core.state.values import DELTA_CHAIN_MAX, CachedValue, ValueState
 from perdure.core.validation import NAME_BYTES_MAX, require_int, require_text
 from perdure.errors import NotFoundError, PayloadError, UsageError
+from perdure.formats.bodies import LEAF_MIN
 from perdure.journal import codec, reader, requests
+from perdure.journal.codec import PAYLOAD_MAX, UPLOAD_HINT
+from perdure.journal.large import TAG_BYTES, citations_in, join_tree
+from perdure.journal.ranges import Positions, merge_ranges
 from perdure.journal.reader import History
 from perdure.journal.records import Value
 from perdure.journal.requests import Steps
@@ -27,18 +34,31 @@ def set_value(replica: Replica, key: str, value: object) -> Plan[int]:
     data = replica.settings.codec.encode(value)
     if len(data) > codec.PAYLOAD_MAX:
         reason = f"{len(data)} bytes exceed the limit of {codec.PAYLOAD_MAX} for one record"
-        raise UsageError(f"{reason}: split the value over several keys", "$")
+        raise UsageError(f"{reason}: split the value over several keys, or {UPLOAD_HINT}", "$")
     record_id = replica.new_id()
 
     def make(batch: RecordBatch) -> Steps[int]:
-        facts = batch.state.values.get(key)
-        edits = yield from _delta_edits(replica, batch, key, facts, data)
-        content = _version_record(key, facts, data, edits)
+        facts, stored = batch.state.values.get(key), data
+        parts: tuple[Positions, ...] = ()
+        if len(data) >= LEAF_MIN or TAG_BYTES in data:
+            stored, parts = _split(batch, data)
+        edits = yield from _delta_edits(replica, batch, key, facts, stored)
+        content = _version_record(key, facts, stored, edits)
+        if parts:  # Those of the whole value, whatever a delta contains.
+            content = msgspec.structs.replace(content, parts=parts)
         batch.add_content(record_id, content)
-        batch.values[key] = data
+        batch.values[key] = stored
         return content.version
 
     return Plan("value", key, make)
+
+
+def _split(batch: RecordBatch, data: bytes) -> tuple[bytes, tuple[Positions, ...]]:
+    """Return the data with its large bodies cited, and their parts, which are added before it."""
+    text_min = text_min_of(len(data), batch.bodies.part_size)
+    tree = split_tree(batch, codec.decode_tree(data), "", text_min)
+    parts = merge_ranges(part for item in citations_in(tree) for part in item.parts)
+    return codec.encode_tree(tree), parts
 
 
 def _delta_edits(
@@ -137,7 +157,12 @@ def read_value(replica: Replica, key: str, *, version: int | None) -> Steps[Any]
             cache.put(key, CachedValue(facts.position, data))
     else:
         data = yield from _read_earlier(view.history, key, facts, version)
-    return replica.settings.codec.unpack(codec.decode_tree(data), stream=replica.name)
+    tree = codec.decode_tree(data)
+    if TAG_BYTES in data:
+        size = sum(citation.size for citation in citations_in(tree))
+        # A value comes back as it was set, unless it can only have been uploaded.
+        tree = yield from join_tree(view.history, tree, size + 1 if size <= PAYLOAD_MAX else 0)
+    return replica.settings.codec.unpack(tree, stream=replica.name)
 
 
 def _read_current(past: History, key: str, facts: ValueState) -> Steps[bytes]:

@@ -14,11 +14,14 @@ from perdure.core.replica import Replica
 from perdure.core.state.session_state import STATE_VERSION, SessionState
 from perdure.core.state_loader import require_labels
 from perdure.errors import ChainError, DamagedError, PerdureError
+from perdure.formats.bodies import Citation
 from perdure.journal import chain, reader, requests
 from perdure.journal.chain import VerifiedRecord
 from perdure.journal.compaction import Compacted, DroppedIds
 from perdure.journal.erasures import NOTHING_ERASED, Erasures
-from perdure.journal.ranges import contains
+from perdure.journal.large import check_body, citations_of, positions_of
+from perdure.journal.parts import Part
+from perdure.journal.ranges import Positions, contains
 from perdure.journal.reader import ForwardReader, History
 from perdure.journal.records import Content, IndexPage, Message, Snapshot, Summary
 from perdure.journal.requests import Steps
@@ -64,6 +67,7 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
     recomputed = base or SessionState()
     index_runs, messages = _IndexRuns(name, past.erasures or NOTHING_ERASED), array("q")
     records = snapshots = newest = 0
+    bodies = _BodyChecks(past)
     while (page := (yield from forward.page())) is not None:
         for linked in page:
             if linked.position == linked.entry.position:
@@ -82,9 +86,12 @@ def verify_session(replica: Replica) -> Steps[VerifyResult]:
             _require_earlier(name, linked.position, content)
             replica.loader.apply(recomputed, linked)
             newest = linked.position if linked.kind == Snapshot.kind else newest
+            if content.parts or isinstance(content, Part):
+                yield from bodies.check(linked.position, content)
         records += len(page)
     index_runs.end()
     _require_count(name, messages, recomputed)
+    yield from bodies.end()
     if (recomputed.facts(), recomputed.recent_ids) != (state.facts(), state.recent_ids):
         raise DamagedError(name, 0, "its state does not match its records")
     half_copied = yield from _require_head(replica, past, recomputed, newest)
@@ -136,6 +143,42 @@ def _require_earlier(name: str, position: int, content: Content) -> None:
         if value and max(_positions_in(value), default=0) >= end:
             reason = f"its field {field!r} refers to a record that does not come before it"
             raise DamagedError(name, position, reason)
+
+
+class _BodyChecks:
+    """Checks the parts of large bodies, each once."""
+
+    def __init__(self, past: History) -> None:
+        self._past = past
+        self._parts: set[int] = set()
+        self._cited: set[int] = set()
+        self._checked: set[tuple[str, tuple[Positions, ...]]] = set()
+
+    def check(self, position: int, content: Content) -> Steps[None]:
+        """Raise unless a record cites parts before it that are its bodies."""
+        if isinstance(content, Part):
+            self._parts.add(position)
+            return
+        name, past = self._past.stream.session, self._past
+        for part in positions_of(content.parts):
+            if part not in self._parts and part not in past.carried:
+                reason = f"the record at {position} cites it as a part, which it is not"
+                raise ChainError(name, part, reason)
+            self._cited.add(part)
+        for citation in citations_of(content):
+            key = citation.digest, citation.parts
+            if key not in self._checked and not self._is_erased(citation):
+                yield from check_body(past, citation)
+                self._checked.add(key)
+
+    def _is_erased(self, citation: Citation) -> bool:
+        ranges = (self._past.erasures or NOTHING_ERASED).ranges
+        return any(contains(ranges, position) for position in positions_of(citation.parts))
+
+    def end(self) -> Steps[None]:
+        """Read the parts that no record cites."""
+        for position in sorted(self._parts - self._cited):
+            yield from reader.read_record(self._past, position, check_tip=False)
 
 
 def _require_cut(past: History, linked: VerifiedRecord, content: Compacted) -> Steps[None]:

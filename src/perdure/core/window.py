@@ -8,7 +8,7 @@ summary in force are in every window. Of the rest it has the newest messages, fr
 at the start of a turn where possible.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,13 +18,18 @@ from perdure.core.history import MessageCounter, MessageReader
 from perdure.core.replica import Replica, StateView
 from perdure.core.validation import require_int
 from perdure.errors import ContextWindowError, UsageError
+from perdure.formats.bodies import Body, Citation
 from perdure.formats.parts import StoredMessage
 from perdure.formats.tokens import ESTIMATE, REPLY_TOKENS, Counter
 from perdure.formats.transcript import FORMATS, Transcript, render
 from perdure.journal.codec import Codec
+from perdure.journal.large import LOADED_MAX, as_leaf, read_body
+from perdure.journal.reader import History
 from perdure.journal.requests import Steps
 
 EXACT_FORMAT = "openai.chat"  # The format whose tokens are counted after rendering.
+
+TOKEN_BYTES = 64  # bytes; texts of longer tokens on average are no texts
 
 START_SEARCH_PAGES = 16  # pages; give up looking for a turn boundary after this many
 
@@ -66,7 +71,11 @@ def read_window(
     require_valid_request(request)
     view, own = replica.view, replica.settings.codec  # One view: others may write meanwhile.
     counter = request.counter or replica.settings.counter or ESTIMATE
-    counting = MessageCounter.of(view.state, None if request.max_tokens is None else counter)
+    if request.max_tokens is None:
+        counting = MessageCounter.of(view.state, None, replica.settings.part_size)
+    else:  # No tokenizer makes one token of so many bytes: a longer text fits no such window.
+        texts = min(TOKEN_BYTES * request.max_tokens, LOADED_MAX)
+        counting = MessageCounter.of(view.state, counter, replica.settings.part_size, texts)
     summary = view.state.conversation.summary
     fixed = yield from history.read_instructions(view, own, counting)
     if summary is not None:
@@ -81,6 +90,8 @@ def read_window(
     error = None
     for index in budget.fitting_starts(newest, whole=whole):
         shown = budget.with_fixed(newest[index:])
+        if request.format is not None and True in map(_has_bodies, shown):
+            shown = yield from _load_bodies(view.history, shown)
         transcript = _render(shown, request)
         transcript.tokens = _count_tokens(shown, transcript, request, counting)
         # Rendering may add tokens or messages: then try the next shorter window.
@@ -92,7 +103,46 @@ def read_window(
     raise error or budget.error([])
 
 
-_position = attrgetter("position")
+_position, _has_bodies = attrgetter("position"), attrgetter("has_bodies")
+
+
+def _load_bodies(past: History, shown: Sequence[StoredMessage]) -> Steps[list[StoredMessage]]:
+    """Return messages with the bodies that were not read with them; UsageError if it is too much.
+
+    A provider gets the texts that they stand for.
+    """
+    bodies = {body.citation for item in shown for body in _bodies_in(item)}
+    if sum(citation.size for citation in bodies) > LOADED_MAX:
+        reason = f"the large bodies of these messages have more than {LOADED_MAX} bytes"
+        raise UsageError(f"{reason}: pass max_messages or max_tokens, or read them one by one")
+    leaves: dict[Citation, str | bytes] = {}
+    for citation in bodies:
+        data = yield from read_body(past, citation)
+        leaves[citation] = as_leaf(past.stream.session, citation, data)
+    if not leaves:
+        return [*shown]
+    return [
+        item._replace(message=_with_leaves(item.message, leaves)) if item.has_bodies else item
+        for item in shown
+    ]
+
+
+def _bodies_in(item: StoredMessage) -> Iterator[Body]:
+    values: list[Any] = [item.message] if item.has_bodies and not item.opaque else []
+    while values:
+        value = values.pop()
+        if isinstance(value, Body):
+            yield value
+        elif isinstance(value, dict | list):
+            values += value.values() if isinstance(value, dict) else value
+
+
+def _with_leaves(value: Any, leaves: Mapping[Citation, str | bytes]) -> Any:
+    if isinstance(value, Body):
+        return leaves.get(value.citation, value)
+    if isinstance(value, dict):
+        return {key: _with_leaves(item, leaves) for key, item in value.items()}
+    return [_with_leaves(item, leaves) for item in value] if isinstance(value, list) else value
 
 
 def _render(shown: Sequence[StoredMessage], request: WindowRequest) -> Transcript:

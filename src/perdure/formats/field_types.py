@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from perdure.errors import UsageError
+from perdure.formats.bodies import Body
 from perdure.formats.intake import require_role, with_article
 
 _NULL = type(None)
@@ -155,12 +156,12 @@ def _require_content(value: Any, path: str, *, is_result: bool) -> None:
             _require_part(part, f"{path}[{index}]")
     elif type(value) is dict and not is_result:
         _require_part(value, path)
-    elif type(value) not in (str, _NULL) and not is_result:
+    elif type(value) not in (str, _NULL) and not is_result and not _is_text(value):
         _refuse(value, _CONTENT, path)
 
 
 def _require_part(part: Any, path: str) -> None:
-    if type(part) is str:
+    if type(part) is str or _is_text(part):
         return
     if type(part) is not dict:
         _refuse(part, "a text or an object with a type; other data as a JSON text", path)
@@ -229,14 +230,22 @@ def _require_objects(values: Sequence[Any], fields: dict[str, Expected], path: s
 
 def _require_fields(value: dict[str, Any], fields: dict[str, Expected], path: str) -> None:
     for name, expected in fields.items():
-        if type(value.get(name)) not in expected.types:  # As `_require`, without making the path.
-            _refuse(value.get(name), expected.name, f"{path}.{name}")
+        if type(value.get(name)) not in expected.types:  # Usually the path is not needed.
+            _require(value.get(name), expected, f"{path}.{name}")
 
 
 def _require(value: Any, expected: Expected, path: str) -> None:
     # By exact type: a subclass would not be read as its base is.
-    if type(value) not in expected.types:
+    if type(value) not in expected.types and not (str in expected.types and _is_text(value)):
         _refuse(value, expected.name, path)
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a body that stands for a text."""
+    if isinstance(value, Body) and not value.is_text:
+        reason = "a body of bytes is not a text"
+        raise UsageError(f"{reason}: pass body.as_text, body.as_base64 or body.as_data_url")
+    return isinstance(value, Body)
 
 
 _NAMES: dict[type, str] = {

@@ -26,7 +26,8 @@ UNKNOWN_TYPE = "application/octet-stream"  # The MIME type of media without one.
 class StoredMessage(NamedTuple):
     """One stored message, as read; `interrupted` if its stream did not finish.
 
-    `tokens` is 0 where nothing counts them. An `opaque` message is in no known format.
+    `tokens` is 0 where nothing counts them. An `opaque` message is in no known format. One that
+    `has_bodies` may have a `Body` in the place of a text.
     """
 
     position: int
@@ -38,6 +39,7 @@ class StoredMessage(NamedTuple):
     interrupted: bool = False
     tokens: int = 0
     opaque: bool = False
+    has_bodies: bool = False
 
 
 class Loss(NamedTuple):

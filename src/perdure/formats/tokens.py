@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from perdure.errors import UnsupportedError, UsageError
+from perdure.formats.bodies import Body
 from perdure.formats.intake import ROLES
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class TextCounter:
             return self.text(content)
         if isinstance(content, list):
             return sum(map(self._any, content))
+        if isinstance(content, Body):  # A text that is too long for any window it is counted for.
+            return content.size // 4
         if isinstance(content, Mapping):
             return self._json(content) if _PART_MARKERS.isdisjoint(content) else self._part(content)
         return 0 if content is None else self.text(str(content))
@@ -190,6 +193,8 @@ def _part_type(part: Mapping[str, Any]) -> str:
 
 
 def _length(value: object) -> int:
+    if isinstance(value, Body):
+        return value.citation.text_size
     return len(value) if isinstance(value, str | bytes) else 0
 
 

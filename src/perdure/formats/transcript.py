@@ -346,7 +346,7 @@ def normalize(stored: Sequence[StoredMessage], losses: Losses) -> list[Normalize
     """Normalize messages; the items of one answer of the Responses API become one message."""
     normalized: list[NormalizedMessage] = []
     latest: dict[str, NormalizedMessage] = {}  # By turn: two workers may write at the same time.
-    for position, native, author, recipient, _, turn, interrupted, _, opaque in stored:
+    for position, native, author, recipient, _, turn, interrupted, _, opaque, _ in stored:
         if opaque:
             losses.append(Loss(position, "an opaque message was left out: it has no known format"))
             continue

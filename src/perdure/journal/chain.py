@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure.backends.digests import digest_of
-from perdure.backends.protocol import Entry, Head
+from perdure.backends.protocol import Entry
 from perdure.errors import ChainError, MissingKeyError, PayloadError, UsageError, VersionError
 from perdure.journal import codec
 from perdure.journal.cipher import PLAIN, SEALED, Cipher, Place, keyed
-from perdure.journal.compaction import Carried, Compacted
+from perdure.journal.compaction import Compacted
 from perdure.journal.ids import GENERATED_PREFIX, random_texts
+from perdure.journal.parts import Part
 from perdure.journal.records import (
     Branched,
     Content,
@@ -44,9 +45,9 @@ RECORDS_MAX = 10_000  # records of one entry; their list in the header takes abo
 
 BODY_MAX = ENTRY_MAX + 2**20  # bytes; a longer body of an entry is damage, and is not read
 
-BODY_EXTRA = 256  # bytes; what a body adds to a payload at most: salt, seal and a caller's id
+UNREAD = b""  # stands for the body of a part that was not read; a stored body has a byte at least
 
-_MICROSECONDS = 1_000_000  # microseconds
+BODY_EXTRA = 256  # bytes; what a body adds to a payload at most: salt, seal and a caller's id
 
 # A record of these kinds is the first of its entry: the stream begins there, or will once earlier
 # entries are dropped.
@@ -55,6 +56,8 @@ FIRST_KINDS = frozenset({Branched.kind, Deleted.kind})
 # An entry with a record of these kinds names the session and its tenant.
 _BOUND_KINDS = FIRST_KINDS | {Compacted.kind, Snapshot.kind}
 
+
+_MICROSECONDS = 1_000_000  # microseconds
 
 _encode = msgspec.json.Encoder().encode
 
@@ -214,6 +217,11 @@ class VerifiedRecord:
         return self.header.key if own is None else own
 
     @property
+    def size(self) -> int:
+        """The length of its body in bytes."""
+        return self.header.records[self.position - self.entry.position].length
+
+    @property
     def remaining(self) -> int:
         """The number of records after it in the same entry."""
         return self.entry.last - self.position
@@ -305,10 +313,13 @@ def verify_entry(
 ) -> VerifiedEntry:
     """Parse an entry's header, and check its positions and its bodies against it.
 
-    A body of None was left out by a read because it is longer than `BODY_MAX`. With `on_damage`,
+    A body of None was left out by a read because it is longer than `BODY_MAX`, or is not needed: in
+    an entry of nothing but parts of large bodies, it is then `UNREAD`. With `on_damage`,
     records whose body does not match the header are reported and left out, and the others returned.
     """
     header = parse_header(name, entry)
+    if entry.body is None and is_only_parts(header):
+        return _unread_parts(name, entry, header)
     if entry.body is None:
         reason = f"its body is longer than {BODY_MAX} bytes, more than an entry may have"
         raise PayloadError(name, entry.position, reason)
@@ -336,6 +347,18 @@ def verify_entry(
     return tuple.__new__(VerifiedEntry, (entry, header, digest, records))
 
 
+def is_only_parts(header: Header) -> bool:
+    """Whether an entry has nothing but parts of large bodies."""
+    return all(record.kind == Part.kind for record in header.records)
+
+
+def _unread_parts(name: str, entry: Entry, header: Header) -> VerifiedEntry:
+    facts = EntryFacts(entry, header, digest_of(entry.header), name)
+    numbered = enumerate(header.records, entry.position)
+    records = [VerifiedRecord(facts, position, record, UNREAD) for position, record in numbered]
+    return VerifiedEntry(entry, header, facts.digest, records)
+
+
 def _is_emptied(body: bytes, record: RecordHeader) -> bool:
     return len(body) == record.length and not body.strip(b" ")
 
@@ -349,7 +372,7 @@ def _report(error: ChainError, on_damage: Callable[[ChainError], object] | None)
 def parse_header(name: str, entry: Entry) -> Header:
     """Return the header of an entry; ChainError if it is not in the form of one."""
     try:
-        header = _decode_header(entry.header)
+        header = decode_header(entry.header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _header_error(name, entry) from error
     if header.format != FORMAT:
@@ -364,7 +387,8 @@ def parse_header(name: str, entry: Entry) -> Header:
     return header
 
 
-def _decode_header(data: bytes) -> Header:
+def decode_header(data: bytes) -> Header:
+    """Parse a header, and check nothing else."""
     try:
         return _decode(data)
     except msgspec.ValidationError:
@@ -387,39 +411,6 @@ def _is_well_formed(header: Header) -> bool:
     elif not _BOUND_KINDS.isdisjoint(kinds):
         return False
     return len(kinds) == len(header.records) and FIRST_KINDS.isdisjoint(kinds[1:])
-
-
-def session_of(header: bytes) -> str | None:
-    """Return the session that a header names: the first one of a stream does; None if it does not.
-
-    For salvage: nothing is verified.
-    """
-    try:
-        return _decode_header(header).session
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
-        return None
-
-
-def stream_of(head: Head) -> str:
-    """Return the id of a listed stream; "" if it cannot be read."""
-    try:
-        return _decode_header(head.header).stream
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-
-
-def time_of(head: Head) -> datetime | None:
-    """Return when the last entry of a listed stream was written; None if it cannot be read.
-
-    None and no error: a listing does not end at a damaged entry. Opening the session reports it,
-    because it reads that entry; where only an index is damaged, reading its messages does.
-    """
-    if digest_of(head.header) != head.digest:
-        return None
-    try:
-        return datetime.fromisoformat(_decode_header(head.header).time)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        return None
 
 
 def _header_error(name: str, entry: Entry) -> Exception:
@@ -481,26 +472,6 @@ def is_same_tenant(one: str, other: str) -> bool:
     return one == other or not one or not other
 
 
-def unwrap(name: str, linked: VerifiedRecord, cipher: Cipher) -> VerifiedRecord:
-    """Return the record that a `carried` record keeps, as if it were still at its own position.
-
-    It has its own id, time and digest; its carrier was verified.
-    """
-    content = decode_content(name, linked, cipher)
-    if not isinstance(content, Carried):
-        raise ChainError(name, linked.position, "a record of kind 'carried' is expected here")
-    position, payload = content.position, codec.encode_tree(content.content)
-    record = RecordHeader(content.record_kind, content.id, len(payload), "")
-    header = msgspec.structs.replace(
-        linked.header, position=position, time=content.time, bound=None, records=(record,)
-    )
-    facts = EntryFacts(Entry(position, b"", payload), header, content.digest, name)
-    kept = codec.decode(content.record_kind, payload, stream=name, position=position)
-    opened = VerifiedRecord(facts, position, record, payload)
-    opened._opened = PendingRecord(content.id, kept, payload)  # noqa: SLF001 - as `decode_record`
-    return opened
-
-
 def require_possible(name: str, linked: VerifiedRecord) -> None:
     """Raise ChainError if a header has a time, a key or an id that no writer makes."""
     header, reason = linked.header, ""
@@ -540,6 +511,8 @@ def _decode_record(name: str, linked: VerifiedRecord, cipher: Cipher) -> Pending
     position, body, suite = linked.position, linked.body, linked.header.suite
     if body is None:
         return PendingRecord(linked.id, EmptiedContent(), b"")
+    if linked.kind == Part.kind:
+        return _decode_part(name, linked, body, cipher)
     if suite != cipher.suite:
         raise _suite_error(name, position, suite, cipher)
     try:
@@ -564,6 +537,24 @@ def _suite_error(name: str, position: int, suite: str, cipher: Cipher) -> Except
             where, "it is encrypted, and the store was opened without keys", hint
         )
     return VersionError(f"{name!r} entry {position}", suite, cipher.suite)
+
+
+def _decode_part(name: str, linked: VerifiedRecord, body: bytes, cipher: Cipher) -> PendingRecord:
+    position, header = linked.position, linked.header
+    content = Part(size=linked.size)
+    if body is UNREAD:
+        return PendingRecord(linked.id, content, b"")
+    if header.suite != cipher.suite:
+        raise _suite_error(name, position, header.suite, cipher)
+    try:
+        return PendingRecord(linked.id, content, cipher.open_bytes(body, linked.place))
+    except ValueError as error:
+        raise PayloadError(name, position, "its body cannot be decrypted or unwrapped") from error
+
+
+def set_opened(linked: VerifiedRecord, record: PendingRecord) -> None:
+    """Set what a verified record is decoded as: itself, with the bodies that it cites."""
+    linked._opened = record  # noqa: SLF001 - as `decode_record`
 
 
 def to_record(name: str, linked: VerifiedRecord, record: PendingRecord) -> Record:

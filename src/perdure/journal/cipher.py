@@ -60,6 +60,10 @@ class Cipher(Protocol):
         """Return the payload and the caller's id, or raise ValueError for an invalid body."""
         ...
 
+    def open_bytes(self, body: bytes, place: Callable[[], Place]) -> bytes:
+        """Return a payload that may be any bytes and has no caller's id, or raise ValueError."""
+        ...
+
 
 class WrappingKeys(Protocol):
     """What a cipher needs to store and load data keys (`perdure.journal.sealed.StoreKeys`)."""
@@ -153,7 +157,7 @@ class LockedCipher:
     def _refuse(self, *_: object) -> NoReturn:
         raise self._error()
 
-    add_key = new_key = blind = reveal = seal = open = _refuse
+    add_key = new_key = blind = reveal = seal = open = open_bytes = _refuse
 
     def _error(self) -> MissingKeyError:
         hint = "open it with keys=, such as keys='env:PERDURE_KEY'"
@@ -195,3 +199,8 @@ class PlainCipher:
         # A payload is an object, and quotes in an id are escaped, so `},"` is only between the two.
         end = body.rindex(b'},"') + 1
         return body[_SALT_END + 2 : end], _decode_str(body[end + 1 : -1])
+
+    def open_bytes(self, body: bytes, place: Callable[[], Place]) -> bytes:  # noqa: ARG002
+        if body[:2] != b'["' or body[_SALT_END : _SALT_END + 2] != b'",' or body[-1:] != b"]":
+            raise ValueError
+        return body[_SALT_END + 2 : -1]

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import PayloadError, UsageError, VersionError
+from perdure.formats.bodies import TAG, Body, Citation, parse_citation, to_tag
 from perdure.journal import scalars
 from perdure.journal.kinds import KINDS
 from perdure.journal.records import SKIPPED_PREFIX, Content, UnknownContent
@@ -26,7 +27,9 @@ INT_BITS_MAX = 14_000  # bits; Python refuses to print or parse much longer inte
 
 INT_MAX = 2**53 - 1  # JSON parsers of other languages round integers beyond it
 
-PAYLOAD_MAX = 16 * 2**20  # bytes; a record is read into memory whole, larger data belongs in files
+PAYLOAD_MAX = 16 * 2**20  # bytes; a record is read into memory whole, larger data is uploaded
+
+UPLOAD_HINT = "store the largest part of it with session.upload(...), and pass what that returns"
 
 
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
@@ -53,6 +56,17 @@ class Codec:
 
     def __init__(self, types: Types | None = None) -> None:
         self._types = TypeRegistry({} if types is None else types)
+        self.make_body: Callable[[Citation], Body] = Body
+        """Makes what `unpack` returns for a body that is kept apart."""
+        self.require_own: Callable[[Body], object] = refuse_body
+        """Raises UsageError for a body whose parts are in another session."""
+
+    def copy(self) -> "Codec":
+        """Return a codec with the same types, for the bodies of one session."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.make_body, other.require_own = Body, refuse_body
+        return other
 
     def pack(self, value: object, *, root: str = "$") -> Any:
         """Return a JSON tree from which `unpack` restores an equal value, or raise UsageError."""
@@ -139,6 +153,9 @@ class Codec:
 
     def _pack_other(self, value: Any, kind: type, depth: int) -> Any:
         named = self._types.find(value)
+        if named is None and isinstance(value, Body):
+            self.require_own(value)
+            return to_tag(value.citation)
         if named is None:
             return scalars.pack(value, kind)
         _require_depth(depth)
@@ -168,7 +185,15 @@ class Codec:
                 hint = f"open the store with types={{{name!r}: the class}}"
                 raise UsageError(f"a stored object has the unknown type {name!r}: {hint}")
             return named.from_parts(self._unpack(parts))
+        if tag == TAG:
+            return self.make_body(parse_citation(packed))
         return scalars.unpack(tag, packed)
+
+
+def refuse_body(body: Body) -> None:
+    """Raise UsageError for a body of another session."""
+    reason = f"a body of {body.size} bytes can be stored in its own session only"
+    raise UsageError(f"{reason}: store it in this one with session.upload(body.chunks())")
 
 
 def encode(content: Content) -> bytes:
@@ -176,7 +201,7 @@ def encode(content: Content) -> bytes:
     payload = _encode(content)
     if len(payload) > PAYLOAD_MAX:
         reason = f"{len(payload)} bytes exceed the limit of {PAYLOAD_MAX} for one record"
-        raise UsageError(f"{reason}: keep it in a file and store its name and digest", "$")
+        raise UsageError(f"{reason}: {UPLOAD_HINT}", "$")
     return payload
 
 

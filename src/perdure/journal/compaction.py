@@ -47,7 +47,8 @@ class Compacted(Content, frozen=True, kw_only=True):
     `digest` is that of the last of them; empty in a copy, which never had them. `facts` are the
     state before `first`, as in a snapshot of that `state_version`, and `recent` the ids that the
     index did not have by then. `carried` are the positions of the carried records right before this
-    one, in order. `messages` messages are no longer part of the conversation.
+    one, in order. `messages` messages are no longer part of the conversation. `moved` are parts of
+    large bodies that were stored again: the first position before, the first one now, how many.
     """
 
     kind: ClassVar[str] = "compacted"
@@ -59,3 +60,4 @@ class Compacted(Content, frozen=True, kw_only=True):
     recent: dict[str, Position]
     carried: tuple[Position, ...] = ()
     messages: Count = 0
+    moved: tuple[tuple[Position, Position, Count], ...] = ()

@@ -1,11 +1,17 @@
-"""Why an entry is missing: its session was deleted or compacted, or it is damage. Steps; pure."""
+"""Dropped entries: why one is missing, and the records of one that a compaction carries. Pure."""
 
 from typing import NamedTuple, NoReturn
 
+import msgspec
+
+from perdure.backends.protocol import Entry
 from perdure.errors import ChainError, CompactedError, NotFoundError
-from perdure.journal import chain, key_store, requests
+from perdure.journal import chain, codec, key_store, requests
+from perdure.journal.chain import VerifiedRecord
 from perdure.journal.cipher import Cipher
-from perdure.journal.compaction import Compacted
+from perdure.journal.compaction import Carried, Compacted
+from perdure.journal.pages import read_page
+from perdure.journal.parts import Part
 from perdure.journal.records import Deleted
 from perdure.journal.requests import Steps
 
@@ -47,7 +53,7 @@ def find_compaction(name: str, cipher: Cipher) -> Steps[CompactionPlace | None]:
     Reads backward from the end. Only errors and salvage need it: the state has it.
     """
     after = 0
-    while entries := (yield from requests.read(name, after=after, limit=PAGE, reverse=True)):
+    while entries := (yield from read_page(name, after=after, limit=PAGE, reverse=True)):
         for entry in entries:
             linked = chain.verify_entry(name, entry)
             for record in reversed(linked.records):
@@ -62,3 +68,25 @@ def find_compaction(name: str, cipher: Cipher) -> Steps[CompactionPlace | None]:
         if after == 1:
             break
     return None
+
+
+def unwrap(name: str, linked: VerifiedRecord, cipher: Cipher) -> VerifiedRecord:
+    """Return the record that a `carried` record keeps, as if it were still at its own position.
+
+    It has its own id, time and digest; its carrier was verified.
+    """
+    if linked.kind == Part.kind:
+        return linked  # A compaction stores parts again as they are.
+    content = chain.decode_content(name, linked, cipher)
+    if not isinstance(content, Carried):
+        raise ChainError(name, linked.position, "a record of kind 'carried' is expected here")
+    position, payload = content.position, codec.encode_tree(content.content)
+    record = chain.RecordHeader(content.record_kind, content.id, len(payload), "")
+    header = msgspec.structs.replace(
+        linked.header, position=position, time=content.time, bound=None, records=(record,)
+    )
+    facts = chain.EntryFacts(Entry(position, b"", payload), header, content.digest, name)
+    kept = codec.decode(content.record_kind, payload, stream=name, position=position)
+    opened = VerifiedRecord(facts, position, record, payload)
+    chain.set_opened(opened, chain.PendingRecord(content.id, kept, payload))
+    return opened

@@ -1,6 +1,7 @@
 """Every kind of record, by its name in the format."""
 
 from perdure.journal.compaction import Carried, Compacted, DroppedIds
+from perdure.journal.parts import Part
 from perdure.journal.records import (
     ApprovalDecided,
     ApprovalRequested,
@@ -68,7 +69,7 @@ KINDS: dict[str, type[Content]] = {
             LeaseRenewed,
             LeaseReleased,
         ),
-        *(Deleted, Erased, IndexPage, Snapshot, ViewStored),
+        *(Deleted, Erased, IndexPage, Part, Snapshot, ViewStored),
         *(Carried, Compacted, DroppedIds),
     )
 }

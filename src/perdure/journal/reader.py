@@ -7,6 +7,7 @@ I/O is yielded as requests (see `requests`). Damage is raised, never skipped sil
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -25,8 +26,9 @@ from perdure.journal import chain, key_store, requests
 from perdure.journal.chain import ChainTip, StreamIdentity, VerifiedEntry, VerifiedRecord
 from perdure.journal.cipher import Cipher, keyed
 from perdure.journal.compaction import Compacted
-from perdure.journal.dropped import explain_missing, why_dropped
+from perdure.journal.dropped import explain_missing, unwrap, why_dropped
 from perdure.journal.erasures import NOTHING_ERASED, Erasures
+from perdure.journal.pages import complete_page, read_page
 from perdure.journal.records import (
     Branched,
     Content,
@@ -35,7 +37,7 @@ from perdure.journal.records import (
     Erased,
     Snapshot,
 )
-from perdure.journal.requests import Read, Steps
+from perdure.journal.requests import PAGE_BODY_MAX, Read, Steps
 
 
 class ParentStream(NamedTuple):
@@ -129,7 +131,7 @@ def read_record(
     carrier = history.carried.get(position)
     if carrier is not None and position < history.begin:
         carried = yield from read_record(history, carrier, check_tip=check_tip)
-        return chain.unwrap(history.stream.session, carried, history.cipher)
+        return unwrap(history.stream.session, carried, history.cipher)
     stream = history.segment(position).stream
     # Backward: the entry that holds a position is the last one that does not begin after it.
     entries = yield from requests.read(stream.session, after=position + 1, limit=1, reverse=True)
@@ -250,6 +252,9 @@ def require_next(stream: StreamIdentity, tip: ChainTip, linked: VerifiedEntry) -
     return stream
 
 
+_body_of = attrgetter("body")
+
+
 class BackwardReader:
     """Reads from a tip back to the beginning, verifying each entry by its successor.
 
@@ -299,7 +304,9 @@ class BackwardReader:
         entries, self._read_before = self._read_before, ()
         if not entries:
             # As `requests.read`: every window and every opening reads through here.
-            entries = yield Read(self._name, after, size, reverse=True)
+            entries = yield Read(self._name, after, size, reverse=True, max_body=PAGE_BODY_MAX)
+        if None in map(_body_of, entries):
+            entries = yield from complete_page(self._name, entries)
         if not entries:
             if self._expected is not None:
                 yield from explain_missing(self._name, self._expected.position, self._cipher)
@@ -466,7 +473,7 @@ class ForwardReader:
     def _read(self, segment: Segment, limit: int) -> Steps[Sequence[Entry]]:
         name, after = segment.stream.session, self._at
         try:
-            return (yield from requests.read(name, after=after, limit=limit))
+            return (yield from read_page(name, after=after, limit=limit))
         except DamagedError:
             if self._on_damage is None:
                 raise

@@ -41,6 +41,8 @@ class Content(
     """The positions of the records that it was made from."""
     about: str = ""
     """The data subject, whose key a sealed store uses for it."""
+    parts: tuple[tuple[Position, Position], ...] = ()
+    """Ranges of positions: all `part` records that it cites (`journal.large`)."""
 
     @property
     def subject(self) -> str:
@@ -513,10 +515,7 @@ class Copied(Content, frozen=True, kw_only=True):
 
 
 class Omitted(Content, frozen=True, kw_only=True):
-    """A copy has this in the place of a record that concerns only its source.
-
-    `record_kind` is its kind.
-    """
+    """A copy has this in the place of a record of that kind, which concerns its source."""
 
     kind: ClassVar[str] = "omitted"
 

@@ -14,8 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from perdure.backends.protocol import Append, Entry, Head, Outcome
+from perdure.journal.chain import BODY_MAX
 
 T = TypeVar("T")
+
+PAGE_BODY_MAX = 2**16  # bytes; entries with longer bodies are not read as part of a page
 
 
 class Read(NamedTuple):
@@ -23,6 +26,8 @@ class Read(NamedTuple):
     after: int
     limit: int
     reverse: bool
+    max_body: int = BODY_MAX
+    """Longer bodies are left out."""
 
 
 class Heads(NamedTuple):
@@ -72,8 +77,10 @@ Request = Read | Heads | Commit | CommitTogether | Drop | Wait | Keys | ReloadKe
 Steps = Generator[Request, Any, T]
 
 
-def read(stream: str, *, after: int, limit: int, reverse: bool = False) -> Steps[Sequence[Entry]]:
-    answer: Sequence[Entry] = yield Read(stream, after, limit, reverse)
+def read(
+    stream: str, *, after: int, limit: int, reverse: bool = False, max_body: int = BODY_MAX
+) -> Steps[Sequence[Entry]]:
+    answer: Sequence[Entry] = yield Read(stream, after, limit, reverse, max_body)
     return answer
 
 
@@ -100,7 +107,7 @@ def head(stream: str) -> Steps[Head | None]:
 def tail(stream: str, *, limit: int) -> Steps[tuple[Head | None, Sequence[Entry]]]:
     """Return the head of a stream, and entries back to the snapshot that it names, newest first.
 
-    If it names none, the last `limit` entries.
+    If it names none, the last `limit` entries. Long bodies are left out (`journal.pages`).
     """
     newest = yield from head(stream)
     entries = yield from _tail_entries(stream, newest, limit)
@@ -114,9 +121,9 @@ def tail(stream: str, *, limit: int) -> Steps[tuple[Head | None, Sequence[Entry]
 
 def _tail_entries(stream: str, newest: Head | None, limit: int) -> Steps[Sequence[Entry]]:
     if newest is None or not newest.snapshot:
-        return (yield from read(stream, after=0, limit=limit, reverse=True))
-    first = newest.snapshot
-    return (yield from read(stream, after=first - 1, limit=newest.position - first + 1))[::-1]
+        return (yield from read(stream, after=0, limit=limit, reverse=True, max_body=PAGE_BODY_MAX))
+    after, count = newest.snapshot - 1, newest.position - newest.snapshot + 1
+    return (yield from read(stream, after=after, limit=count, max_body=PAGE_BODY_MAX))[::-1]
 
 
 def commit(append: Append) -> Steps[Outcome]:

@@ -203,14 +203,19 @@ class SealedCipher:
 
     def open(self, body: bytes, place: Callable[[], Place]) -> tuple[bytes, str]:
         """As `Cipher.open`; MissingKeyError or ErasedError if the key is not there."""
+        payload = self.open_bytes(body, place)
+        if payload[-1:] != b'"':
+            return payload, ""
+        end = payload.rindex(b'},"') + 1  # As in a plain body.
+        return payload[:end], _decode_str(payload[end + 1 :])
+
+    def open_bytes(self, body: bytes, place: Callable[[], Place]) -> bytes:
+        """As `Cipher.open_bytes`."""
         at = place()
         plain = open_bytes(self._require_key(at), body, self._associated(at)).rstrip(b" ")
         if plain[:4] != b'["",' or plain[-1:] != b"]":
             raise ValueError("not a body")
-        if plain[-2:-1] != b'"':
-            return plain[4:-1], ""
-        end = plain.rindex(b'},"') + 1  # As in a plain body.
-        return plain[4:end], _decode_str(plain[end + 1 : -1])
+        return plain[4:-1]
 
     def _associated(self, place: Place) -> bytes:
         own = (place.position, place.kind, place.id, self._tenant, place.session)

@@ -222,7 +222,7 @@ def _perform(backend: Backend, request: StoreRequest) -> Any:
 
 def _read_entries(backend: Backend, request: Read) -> list[Entry]:
     entries, size = [], 0
-    stream, after, limit, reverse = request
+    stream, after, limit, reverse, _ = request
     for entry in backend.read(stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX):
         entries.append(entry)
         size += len(entry.header) + len(entry.body or b"")

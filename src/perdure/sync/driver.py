@@ -13,7 +13,6 @@ from perdure.backends import watchers
 from perdure.backends.protocol import WATCH, Backend, require_watch
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
-from perdure.journal.chain import BODY_MAX
 from perdure.journal.requests import (
     Commit,
     CommitTogether,
@@ -76,9 +75,9 @@ class Driver:
                 return self.committer.append(append)
             case CommitTogether(appends):
                 return self.committer.append_together(appends)
-            case Read(stream, after, limit, reverse):
+            case Read(stream, after, limit, reverse, max_body):
                 entries = backend.read(
-                    stream, after=after, limit=limit, reverse=reverse, max_body=BODY_MAX
+                    stream, after=after, limit=limit, reverse=reverse, max_body=max_body
                 )
                 return collect(entries)
             case Heads(prefix, after_name, labels, limit, without, headers):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
+from weakref import ref
 
 from perdure import events
 from perdure.core import rollback
@@ -25,12 +26,15 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.events import ActiveEvent
+from perdure.formats.bodies import Body, Citation
 from perdure.journal import reader, requests
+from perdure.journal.codec import refuse_body
 from perdure.journal.reader import History
 from perdure.journal.requests import Steps
 from perdure.sync.concurrency import Background
 from perdure.sync.driver import Driver
 from perdure.sync.group_commit import plan_batcher
+from perdure.sync.large_body import LargeBody
 
 T = TypeVar("T")
 
@@ -57,8 +61,31 @@ class Handle:
         self._closed = False
         self.background = Background()
         """Work besides writes, which closing waits for."""
+        # Weak, or a handle that is no longer used would be freed much later.
+        own = replica.settings.codec
+        handle = ref(self)
+        own.make_body = lambda citation: _alive(handle).make_body(citation)
+        own.require_own = lambda body: _alive(handle).require_own(body)
         driver.handles.add(self)
         self.emit_pending_events()
+
+    def make_body(self, citation: Citation) -> LargeBody:
+        """Return what stands for a body in messages and values of this session."""
+        return LargeBody(citation, self._home, self)
+
+    @property
+    def _home(self) -> tuple[str, int]:
+        return self.replica.history.stream.id, self.replica.rollbacks
+
+    def require_own(self, body: Body) -> None:
+        """Raise UsageError for a body whose parts are not in this session's history."""
+        if body.home != self._home:
+            refuse_body(body)
+
+    @property
+    def history(self) -> History:
+        """The history of the current view."""
+        return self.replica.history
 
     def write(self, plan: Plan[T]) -> T:
         """Execute a plan and return its result. On return it is durable."""
@@ -201,3 +228,10 @@ class Handle:
         self.replica.require_present()
         if action != ACCEPT_ROLLBACK.kind:
             self.replica.require_not_replaced()
+
+
+def _alive(handle: "ref[Handle]") -> Handle:
+    """Return the handle of a codec: it is used only by what the handle runs."""
+    found = handle()
+    assert found is not None  # noqa: S101 - see above
+    return found

@@ -8,6 +8,7 @@ writes are compared with it. It never writes to the store.
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
+from perdure.core.bodies import NOT_SPLIT
 from perdure.core.effects.listing import EffectInfo
 from perdure.core.plans import Plan
 from perdure.core.replay import guard
@@ -50,6 +51,7 @@ class ReplayHandle(Handle):
         with self._lock:
             self._cursor.require_running()
             batch = self.replica.new_batch()
+            batch.bodies = NOT_SPLIT  # The record has its bodies in place, too.
             result = self.run(plan.execute(batch))
             return self._cursor.match(plan, batch, result, execution_lane())
 

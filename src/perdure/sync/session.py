@@ -52,6 +52,7 @@ from perdure.sync.concurrency import require_plain_agent, require_resolved, reso
 from perdure.sync.driver import Driver
 from perdure.sync.effects import Effects
 from perdure.sync.handle import Handle
+from perdure.sync.large_body import LargeBody, plan_with_parts, upload_body
 from perdure.sync.lease import Lease
 from perdure.sync.session_reader import SessionReader
 from perdure.sync.summaries import Summaries
@@ -432,8 +433,7 @@ class Session(SessionReader):
         with a `model`. The newest `keep_turns` turns are not summarized. On return the summary is
         durable. SummaryError, with nothing changed, if the summary is empty, longer than what it
         replaces or than `max_tokens`, if creating it failed or took longer than `timeout` seconds,
-        or if there is nothing to summarize. Other writers can continue meanwhile; only another
-        summary is a conflict.
+        or if there is nothing to summarize. Meanwhile only another summary is a conflict.
         """
         summarizer = Summarizer(summarizer, model, keep_turns, max_tokens, timeout, counter)
         return self._summaries.make(parse_summarizer(summarizer))
@@ -456,16 +456,21 @@ class Session(SessionReader):
         return self._summaries.start(parse_summarizer(summarizer))
 
     def undo_summary(self) -> None:
-        """Return to the summary before the current one, or to the messages themselves.
-
-        NotFoundError if there is no summary.
-        """
+        """Return to the summary before the current one, or to the messages; else NotFoundError."""
         self._handle.write(undo_summary(self._replica))
+
+    def upload(self, source: Any, *, media_type: str = "") -> LargeBody:
+        """Store bytes of any size, to put them into messages and values; return the body.
+
+        `source` is a path, a binary file, bytes, an async iterable of bytes, or a body. It is read
+        piece by piece. Until a record has the body, and if this fails, it has no effect.
+        """
+        return upload_body(self._handle, source, media_type)
 
     def set(self, key: str, value: object) -> int:
         """Store a value as the newest version of a key; on return it is durable.
 
-        Returns the version. Long documents are stored as deltas, so a small change costs little.
+        Returns the version. A small change of a long document is stored as a delta.
         """
         return self.values.set(key, value)
 
@@ -564,7 +569,7 @@ class Session(SessionReader):
             if dry_run and cut.records:
                 carried = self._handle.run(compaction.try_compaction(self._replica, cut))
             elif cut.records:
-                carried = self._handle.write(compaction.plan_compaction(self._replica, cut))
+                carried = self._handle.write(plan_with_parts(self._handle, cut))
             if not dry_run:
                 self._handle.run(compaction.drop_compacted(self._replica, past))
             span.fields.update(complete_from=cut.first, records=cut.records)

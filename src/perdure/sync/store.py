@@ -35,6 +35,7 @@ from perdure.core.verify import StoreVerifyResult
 from perdure.errors import UsageError
 from perdure.journal.cipher import keyed
 from perdure.journal.key_store import is_own
+from perdure.journal.large import PART_SIZE
 from perdure.journal.reader import OnDamage
 from perdure.journal.records import Record
 from perdure.journal.requests import Steps
@@ -43,6 +44,7 @@ from perdure.sync.batch import StoreBatch
 from perdure.sync.driver import Driver
 from perdure.sync.group_commit import GroupCommitter
 from perdure.sync.handle import Handle
+from perdure.sync.large_body import PastReader
 from perdure.sync.session import Session
 from perdure.sync.unlock import reload_keys, rotate, unlock
 from perdure.sync.values import Values
@@ -251,6 +253,7 @@ class Store:
         settings = self._unlock()
         past = self._run(salvage.salvage_history(name, settings, on_damage))
         chosen = history.RecordFilter(after)
+        settings = PastReader(self._driver, past).settings(self._settings)
         records = history.RecordReader(past, settings, chosen, on_damage=on_damage)
         while (page := self._run(records.page())) is not None:
             yield from page
@@ -321,7 +324,7 @@ def _all_handles(handles: WeakSet[Handle]) -> list[Handle]:
             continue
 
 
-def open(
+def open(  # noqa: PLR0913 - every setting of a store, by name
     address: "Address | Backend",
     *,
     types: Types | None = None,
@@ -330,6 +333,7 @@ def open(
     tokens: "str | Counter | None" = None,
     keys: "KeySource | None" = None,
     key_store: "Address | Backend | None" = None,
+    part_size: int = PART_SIZE,
 ) -> Store:
     """Open a store: a path, `files:directory`, `postgresql://…`, `memory:`, or a backend.
 
@@ -338,7 +342,9 @@ def open(
     tuples, a TypeCodec, and those in `perdure.types`. `clock` returns the recorded times, in
     seconds since 1970; nothing else depends on it. With `verify_writes` every append is read back
     and compared before it counts as stored. `tokens`, a model's name or a custom Counter, counts
-    the tokens of messages as they are stored, so that windows need not count them again.
+    the tokens of messages as they are stored, so that windows need not count them again. Texts and
+    media from `part_size` bytes on are stored in parts of at most this size, and are not loaded
+    with the messages and values that have them.
 
     `keys` encrypts the store: `env:NAME`, `file:PATH`, `passphrase:env:NAME`, a callable that
     returns a key, or an object with `wrap` and `unwrap` (`perdure.keys`). A new store is
@@ -350,7 +356,9 @@ def open(
     what is guaranteed.
     """
     guard.require_live("perdure.open")
-    settings = settings_of(types, clock, verify_writes=verify_writes, tokens=tokens)
+    settings = settings_of(
+        types, clock, verify_writes=verify_writes, tokens=tokens, part_size=part_size
+    )
     master = None if keys is None else _require_master(keys)
     if key_store is not None and master is None:
         raise UsageError("key_store= is where keys are kept: give keys= too")

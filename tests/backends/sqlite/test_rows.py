@@ -14,7 +14,7 @@ from perdure.backends.protocol import Append, Entry
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.backends.sqlite.salvage import Journal, rebuild_store
 from perdure.errors import ChainError, DamagedError, UnsupportedError, UsageError, VersionError
-from perdure.journal import chain
+from perdure.journal import chain, headers
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it does the same again. "
 
@@ -166,7 +166,7 @@ def test_a_damaged_file_is_salvaged_page_by_page(tmp_path: Path) -> None:
     )
     db.execute("delete from head")
     db.close()
-    journal = Journal(chain.session_of, lambda *_: True)
+    journal = Journal(headers.session_of, lambda *_: True)
     recovered = rebuild_store(str(path), str(tmp_path / "new.db"), journal)
     assert recovered.entries == len(forms(path))
     with perdure.open(tmp_path / "new.db") as store:

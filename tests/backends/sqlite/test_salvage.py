@@ -12,7 +12,7 @@ from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.backends.sqlite.reading import stream_key
 from perdure.backends.sqlite.salvage import Journal, Recovered, rebuild_store
 from perdure.errors import DamagedError
-from perdure.journal import chain
+from perdure.journal import headers
 from perdure.testing.contract.samples import HOSTILE_BYTES, append_all, append_of, entries
 from tests.backends.sqlite.test_log_check import commits, flipped, leave, log_of
 
@@ -113,7 +113,7 @@ def test_heads_that_were_lost_are_made_from_the_entries(tmp_path: Path) -> None:
     db.execute("delete from head")
     db.execute("delete from entry where position = 1 and stream = (select max(stream) from entry)")
     db.close()
-    journal = Journal(chain.session_of, lambda *_: True)
+    journal = Journal(headers.session_of, lambda *_: True)
     backend, recovered = rebuilt(path, journal)
     names = [head.stream for head in backend.streams()]
     assert recovered.unnamed == 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+from base64 import b64encode
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -13,6 +14,7 @@ from perdure.cli.salvage import rebuilt
 from perdure.cli.stores import opened
 from perdure.cli.verify.view import SessionResult
 from perdure.errors import DamagedError, NotFoundError, VersionError
+from perdure.journal.parts import Part
 from perdure.sync.store import Store
 from perdure.sync.verify import list_heads
 
@@ -52,7 +54,10 @@ def examine_damage(
     saved = 0
     try:
         for record in store.records(session, on_damage=damage.append):
-            salvage.write(record_json(session, record))
+            line = record_json(session, record)
+            if isinstance(record.content, Part):
+                line["content"]["data"] = _read_part(record.content, damage)
+            salvage.write(line)
             saved += 1
     except DamagedError as error:
         damage.append(error)
@@ -65,6 +70,17 @@ def examine_damage(
     for problem in problems:
         salvage.write(damage_json(session, problem))
     return SessionResult(session, "damaged", None, tuple(problems), saved)
+
+
+def _read_part(content: Part, damage: list[DamagedError]) -> str | None:
+    """Return the bytes of a part in base64, which records that cite it lack; None if damaged."""
+    try:
+        return b64encode(content.data.read()).decode()
+    except NotFoundError:  # It was erased.
+        return None
+    except DamagedError as error:
+        damage.append(error)
+        return None
 
 
 HEAD_LOST = "its head was lost: records after the last readable one may be missing"

@@ -28,6 +28,8 @@ from perdure.errors import ApprovalError, NotFoundError, UsageError
 from perdure.formats.intake import IncomingMessage
 from perdure.journal import chain, reader
 from perdure.journal.chain import VerifiedRecord
+from perdure.journal.codec import PAYLOAD_MAX
+from perdure.journal.large import join_records
 from perdure.journal.reader import ForwardReader
 from perdure.journal.records import (
     ApprovalDecided,
@@ -260,6 +262,7 @@ def list_effects(replica: Replica, wanted: EffectFilter) -> Steps[list[EffectInf
     forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
         for linked in page:
+            yield from join_records(replica.history, [linked], PAYLOAD_MAX)
             listing.add(linked)
     return [effect for effect in listing.effects.values() if wanted.matches(effect)]
 

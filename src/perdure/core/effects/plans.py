@@ -38,7 +38,9 @@ from perdure.errors import InFlightError, UnknownOutcomeError, UsageError
 from perdure.formats.intake import IncomingMessage
 from perdure.journal import codec, reader
 from perdure.journal.chain import PendingRecord
-from perdure.journal.records import EffectIntent, EffectOutcome, Message
+from perdure.journal.codec import PAYLOAD_MAX
+from perdure.journal.large import join_content
+from perdure.journal.records import Content, EffectIntent, EffectOutcome, Message
 from perdure.journal.requests import Steps
 
 _RERUN_POLICIES = ("read_only", "idempotent")  # Calls that may run again without an outcome.
@@ -244,7 +246,8 @@ def _read_outcome(batch: RecordBatch, position: int) -> Steps[EffectOutcome]:
     settled = yield from batch.read(position, EffectOutcome)
     if not settled.shared_form:
         return settled
-    message = yield from batch.read(position - 1, Message)
+    message: Content = yield from batch.read(position - 1, Message)
+    message = yield from join_content(batch.past, message, PAYLOAD_MAX)
     return results.require_result(batch.name, position - 1, settled, message)
 
 
@@ -279,11 +282,12 @@ def plan_outcome(
             raise batch.conflict(f"the effect is already settled: {state.state}")
         if state.state == outcome.state == UNKNOWN:
             return batch.position  # Nothing more is known than when its turn ended.
+        split = batch.split(drafts) if drafts else drafts  # Outcome and message are side by side.
         if outcome.shared_form:  # The outcome refers to the message right before it.
-            batch.add_all(drafts)
+            batch.add_all(split)
             return add_outcome(replica, batch, identity, outcome)
         position = add_outcome(replica, batch, identity, outcome)
-        return batch.add_all(drafts) if drafts else position
+        return batch.add_all(split) if drafts else position
 
     return Plan("effect.settle", identity, make)
 

@@ -33,6 +33,7 @@ from perdure.core.values import apply_version
 from perdure.journal import codec
 from perdure.journal.chain import EMPTY_CHAIN, PendingRecord
 from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.large import canonical_tree
 from perdure.journal.records import (
     Content,
     EffectIntent,
@@ -175,9 +176,10 @@ class ReplayCursor:
         recorded, given = compared_fields(step.content), compared_fields(content)
         if isinstance(content, Value) and isinstance(step.content, Value):
             # Values are stored as deltas, which may differ for the same document.
-            recorded = {**_value_fields(step.content), "data": self._document(step)}
+            document = canonical_tree(self._document(step))
+            recorded = {**_value_fields(step.content), "data": document}
             data = batch.values.get(content.key)
-            tree = None if data is None else codec.decode_tree(data)
+            tree = None if data is None else canonical_tree(codec.decode_tree(data))
             given = {**_value_fields(content), "data": tree}
         return None if is_identical(recorded, given) else first_difference(recorded, given)
 

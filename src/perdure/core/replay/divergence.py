@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from perdure.journal.large import canonical_content
 from perdure.journal.records import (
     Content,
     EffectIntent,
@@ -71,6 +72,7 @@ MISSING = Described("(nothing)")
 
 def compared_fields(content: Content) -> dict[str, Any]:
     """Return the fields of a record that a replay compares."""
+    content = canonical_content(content)  # A body is compared by its size and digest.
     ignored = _IGNORED_FIELDS.get(content.kind, ())
     names = [name for name in content.__struct_fields__ if name not in ignored]
     return {name: getattr(content, name) for name in names}

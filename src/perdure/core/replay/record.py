@@ -4,6 +4,7 @@ A step is one record. A call is an effect with all its attempts and outcomes, an
 messages for the model. Calls that overlapped ran in parallel: their order carries no meaning.
 """
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -17,8 +18,17 @@ from perdure.core.streaming import INTERRUPTED_ORIGIN
 from perdure.formats.tool_calls import answers
 from perdure.journal import chain
 from perdure.journal.chain import ChainTip, VerifiedRecord
+from perdure.journal.large import join_records
+from perdure.journal.parts import Part
 from perdure.journal.reader import ForwardReader
-from perdure.journal.records import ApprovalRequested, Content, EffectIntent, EffectOutcome, Message
+from perdure.journal.records import (
+    ApprovalRequested,
+    Content,
+    EffectIntent,
+    EffectOutcome,
+    Message,
+    Value,
+)
 from perdure.journal.requests import Steps
 
 NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcome
@@ -28,7 +38,7 @@ NO_STEP = 1 << 62  # step index beyond every record, for calls without an outcom
 SKIPPED_KINDS = frozenset(
     {
         *("branch.kept", "branch.released", "branched", "carried", "compacted", "copied"),
-        *("erased", "ids.dropped", "index", "message.chunk", "omitted", "snapshot"),
+        *("erased", "ids.dropped", "index", "message.chunk", "omitted", "part", "snapshot"),
         *("turn.continued", "view"),
     }
 )
@@ -110,7 +120,7 @@ def written_by_perdure(content: Content) -> bool:
     """Whether perdure wrote a record by itself, such as the rest of an interrupted answer."""
     if isinstance(content, Message):
         return content.interrupted or content.origin in (INTERRUPTED_ORIGIN, RECONCILED)
-    return content.kind in ("index", "snapshot", "view")
+    return content.kind in ("index", "part", "snapshot", "view")
 
 
 def to_intent(call: CallRequest) -> EffectIntent:
@@ -123,7 +133,10 @@ def read_steps(replica: Replica) -> Steps[list[RecordedStep]]:
     records: list[VerifiedRecord] = []
     forward = ForwardReader(replica.history)
     while (page := (yield from forward.page())) is not None:
-        records += page
+        records += [linked for linked in page if linked.kind != Part.kind]
+    # Values are compared as documents, which their deltas make.
+    others = [linked for linked in records if linked.kind != Value.kind]
+    yield from join_records(replica.history, others, sys.maxsize)
     name, cipher = replica.name, replica.history.cipher
     return [
         RecordedStep(index, record.id, record.content, record.payload, linked.tip, linked.remaining)

@@ -21,6 +21,7 @@ import msgspec
 from perdure.backends.protocol import DELETED, HALF_COPIED
 from perdure.core.state import leases
 from perdure.core.state.approvals import ApprovalsState, ApprovalState
+from perdure.core.state.bodies import CitedBody, with_bodies
 from perdure.core.state.conversation import ConversationState
 from perdure.core.state.effects import EffectsState, EffectState
 from perdure.core.state.fields import encode_stored, labels_of
@@ -62,11 +63,13 @@ from perdure.journal.records import (
     ViewStored,
 )
 
-STATE_VERSION = 15
+STATE_VERSION = 16
 
 # By version: what converts facts of that version to the next one. The facts of a compaction have no
 # records behind them any more, so every version from 15 on needs an entry here.
-FACTS_UPCASTS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+FACTS_UPCASTS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    15: lambda facts: {**facts, "bodies": []},
+}
 
 # Labels of a stream's head that perdure sets itself, so that listings find these sessions.
 TURN_OPEN = "turn-open"
@@ -168,6 +171,8 @@ class SessionState(msgspec.Struct, eq=False):
     """By the position of a dropped record: that of the `carried` record that has it."""
     dropped_ids: IndexRun | None = None
     """The pages with the callers' ids whose records were dropped."""
+    bodies: tuple[CitedBody, ...] = ()
+    """Bodies that records cite, the newest last: equal ones are found by their size."""
     deleted: bool = False
     erasures: Erasures = NOTHING_ERASED
     since_snapshot: int = 0
@@ -209,6 +214,8 @@ class SessionState(msgspec.Struct, eq=False):
             and kind != TurnBegun.kind  # An open turn is found in `turns`, an ended one at its end.
         ):
             self.recent_ids = self.recent_ids.put(record_id, position)
+        if content.parts:
+            self.bodies = with_bodies(self.bodies, position, content)
         if kind == "message":  # The most frequent kind, so it skips the dispatch.
             self.messages += 1
             self.last_message = position
@@ -340,6 +347,8 @@ class SessionState(msgspec.Struct, eq=False):
 
     def _erased(self, _position: int, _id: str, content: Erased) -> None:
         self.erasures = self.erasures.add(content)
+        covers, rows = self.erasures.cover, self.bodies
+        self.bodies = tuple(row for row in rows if not covers(row.position, ""))
 
     def _index_page(self, position: int, _id: str, content: IndexPage) -> None:
         if not content.size:
@@ -358,9 +367,15 @@ class SessionState(msgspec.Struct, eq=False):
         self.begin, self.compacted, self.lineage = content.first, position, ()
         first = position - len(content.carried)
         self.carried = {dropped: first + at for at, dropped in enumerate(content.carried)}
+        for before, now, count in content.moved:
+            self.carried |= {before + at: now + at for at in range(count)}
         self.index = tuple(run for run in self.index if run.first >= content.first)
         recent = self.recent_ids.items()
         self.recent_ids = PersistentMap({key: at for key, at in recent if at >= content.first})
+        kept = content.first, self.carried
+        self.bodies = tuple(
+            row for row in self.bodies if row.position >= kept[0] or row.position in kept[1]
+        )
         self.messages -= content.messages
         if self.last_message < content.first:
             self.last_message = 0
@@ -437,6 +452,7 @@ class SessionState(msgspec.Struct, eq=False):
             "compacted": self.compacted,
             "carried": [[*pair] for pair in self.carried.items()],
             "dropped_ids": _to_json_tree(self.dropped_ids),
+            "bodies": _to_json_tree(self.bodies),
             "erasures": _to_json_tree(self.erasures),
             "conversation": _to_json_tree(self.conversation),
             "effects": _to_json_tree(self.effects.by_identity.to_dict()),
@@ -473,7 +489,7 @@ class SessionState(msgspec.Struct, eq=False):
             raise PayloadError(name, position, "an unreadable state snapshot") from error
         state = cls()
         state.compacted, state.carried = facts.compacted, dict(facts.carried)
-        state.dropped_ids = facts.dropped_ids
+        state.dropped_ids, state.bodies = facts.dropped_ids, facts.bodies
         state.messages, state.last_message = facts.messages, facts.last_message
         state.values, state.turns = PersistentMap(facts.values), PersistentMap(facts.turns)
         state.topics, state.views = PersistentMap(facts.topics), PersistentMap(facts.views)
@@ -510,6 +526,7 @@ class _SnapshotFacts(msgspec.Struct, forbid_unknown_fields=True):
     compacted: int
     carried: list[tuple[int, int]]
     dropped_ids: IndexRun | None
+    bodies: tuple[CitedBody, ...]
     erasures: Erasures
     conversation: ConversationState
     effects: dict[str, EffectState]

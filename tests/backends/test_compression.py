@@ -65,7 +65,7 @@ def test_a_dictionary_that_is_missing_is_told() -> None:
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="the standard library has a driver")
 def test_a_missing_driver_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    monkeypatch.setattr(compression, "_drivers", compression._Drivers())
+    monkeypatch.setattr(compression, "_drivers", {})
     with pytest.raises(UnsupportedError, match=r"perdure\[zstd\]"):
         compression.require_driver()
 

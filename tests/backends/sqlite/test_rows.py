@@ -185,7 +185,7 @@ def test_without_its_driver_it_is_not_opened(
     with perdure.open(address(path)) as store:
         talk(store.session("s"), 1)
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    monkeypatch.setattr(compression, "_drivers", compression._Drivers())
+    monkeypatch.setattr(compression, "_drivers", {})
     with pytest.raises(UnsupportedError, match=r"pip install 'perdure\[zstd\]'"):
         perdure.open(path)
     with pytest.raises(UnsupportedError, match=r"perdure\[zstd\]"):

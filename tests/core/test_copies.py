@@ -10,7 +10,11 @@ import perdure
 from perdure.backends.addresses import open_backend
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.protocol import RECENT, Append, Backend, Outcome
-from perdure.errors import NotFoundError, UsageError
+from perdure.errors import ConflictError, NotFoundError, UsageError, VersionError
+from perdure.journal import chain, headers
+from perdure.journal.chain import EMPTY_CHAIN, ChainTip, PendingRecord, StreamIdentity
+from perdure.journal.cipher import PlainCipher
+from perdure.journal.records import Note, UnknownContent
 from perdure.testing.faults import BackendWrapper, Crash, CrashAt, Torn
 from tests.support import contents, forgotten, said
 
@@ -41,6 +45,101 @@ def crash(session: perdure.Session, wrap: Callable[[Backend], Backend]) -> None:
 
 
 Point = Literal["append.before", "append.after"]
+
+
+def test_a_handle_from_before_the_copy_of_a_compacted_session_loads_its_state() -> None:
+    backend = MemoryBackend()
+    session = filled(backend, 20)
+    session.set("plan", {"a": 1})
+    for number in range(10):
+        session.append(said(str(number)))
+    session.compact(keep=5)
+    setter, appender = (perdure.open(backend).session("c") for _ in range(2))
+    session.copy("c")
+    with pytest.raises(ConflictError, match="records that were compacted since came first"):
+        setter.set("plan", {"b": 1})
+    assert setter.get("plan") == {"a": 1}
+    assert setter.set("plan", {"b": 1}) == 2
+    with pytest.raises(ConflictError):
+        appender.append(said("late"))
+    appender.refresh()
+    assert len(appender.messages()) == len(appender) == 5
+    for number in range(300):
+        appender.append(said(str(number)))
+    assert perdure.open(backend).session("c").verify().snapshots
+
+
+@pytest.mark.parametrize("keep", [5, 290])
+def test_an_unfinished_copy_is_refused_after_its_source_was_compacted(keep: int) -> None:
+    backend = MemoryBackend()
+    session = filled(backend)
+    crash(session, lambda inner: CrashAt(inner, "append.after", nth=2))
+    session.compact(keep=keep)
+    with pytest.raises(UsageError, match=r"choose another id, or call store.delete\('c'\)"):
+        session.copy("c")
+    store = perdure.open(backend)
+    store.delete("c")
+    session.copy("d").verify()
+
+
+def add_unknown(backend: Backend) -> None:
+    """Append a record of a kind that this version does not know, and may skip."""
+    past = perdure.open(backend).session("s")._replica.history
+    draft = PendingRecord(".a-record-of-a-newer-v", UnknownContent(), b'{"fine":true}')
+    time = chain.timestamp(0)
+    entry, _ = chain.link_entry(
+        past.stream, past.tip, [draft], time=time, cipher=past.cipher, kinds=["~mood"]
+    )
+    assert backend.append([Append("s", [entry], previous=past.tip.digest or "")])
+
+
+def test_a_record_of_a_kind_that_may_be_skipped_is_copied_as_it_is(backend: Backend) -> None:
+    filled(backend, 2)
+    add_unknown(backend)
+    session = perdure.open(backend).session("s")
+    copy = session.copy("c")
+    assert [record.kind for record in copy.records()][-2:] == ["~mood", "copied"]
+    assert contents(perdure.open(backend).session("c")) == ["0", "1"]
+    copy.verify()
+
+    def agent(live: perdure.Session) -> None:
+        live.append(said("0"), id="m-0")
+        live.append(said("1"), id="m-1")
+
+    assert perdure.replay(session, agent).identical
+
+
+def test_an_entry_with_a_record_without_a_kind_is_not_made() -> None:
+    draft = PendingRecord(".x", UnknownContent(), b"{}")
+    identity = StreamIdentity("s", "x")
+    with pytest.raises(ValueError, match="without a kind"):
+        chain.link_entry(identity, EMPTY_CHAIN, [draft], time="", cipher=PlainCipher())
+
+
+def test_an_unfinished_copy_that_cannot_be_read_can_be_deleted(backend: Backend) -> None:
+    session = filled(backend)
+    crash(session, lambda inner: CrashAt(inner, "append.after", nth=1))
+    head = next(iter(backend.streams(prefix="c")))
+    past = StreamIdentity(
+        "c", headers.stream_of(next(iter(backend.streams(prefix="c", headers=True))))
+    )
+    draft = PendingRecord(".x", Note(data=1), b"{}")
+    entry, _ = chain.link_entry(
+        past,
+        ChainTip(head.position, head.digest),
+        [draft],
+        time=chain.timestamp(0),
+        cipher=PlainCipher(),
+        kinds=["newer"],
+    )
+    assert backend.append([Append("c", [entry], head.labels, head.digest, head.snapshot)])
+    store = perdure.open(backend)
+    with pytest.raises(VersionError, match="newer"):
+        store.session("s").copy("c")
+    store.delete("c")
+    assert [info.id for info in store.sessions(deleted=True)] == ["c", "s"]
+    assert not store.session("c").messages()
+
 
 POINTS = [(nth, point) for nth in range(1, 5) for point in get_args(Point)]
 

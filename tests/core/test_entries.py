@@ -18,6 +18,7 @@ from perdure.core.plans import Plan
 from perdure.core.state import session_state
 from perdure.errors import (
     ChainError,
+    ConflictError,
     DamagedError,
     NotFoundError,
     UnsupportedError,
@@ -317,6 +318,33 @@ def test_an_erased_record_counts_as_if_it_had_never_had_an_effect(
     copy = again.copy("copy")
     assert contents(copy) == left
     copy.verify()
+
+
+def test_a_write_made_without_seeing_an_erasure_conflicts(
+    erasable: tuple[MemoryBackend, perdure.Session],
+) -> None:
+    backend, _ = erasable
+    late, later = (perdure.open(backend).session("s") for _ in range(2))
+    eraser = perdure.open(backend).session("s")
+    write(eraser, Erased(ranges=((2, 2),)))
+    empty(backend, 2)
+    with pytest.raises(ConflictError, match="an erased record came first"):
+        late.append(said("late"))
+    eraser.append(said("e"))
+    eraser.set("plan", 1)
+    with pytest.raises(ConflictError, match="a value record came first"):
+        later.set("plan", 2)
+    later.refresh()
+    assert contents(later) == ["a", "c", "d", "e"]
+    perdure.open(backend).delete("s")
+    again = perdure.open(backend).session("s")
+    again.append(said("x"), said("y"))
+    write(again, Erased(ranges=((10, 10),)))
+    empty(backend, 10)
+    with pytest.raises(ConflictError):
+        later.append(said("late"))
+    with pytest.raises(NotFoundError, match="deleted"):
+        later.append(said("late"))
 
 
 @pytest.mark.parametrize("position", [1, 2, 4])

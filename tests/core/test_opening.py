@@ -77,7 +77,7 @@ def test_an_older_snapshot_or_none_gives_the_same_state() -> None:
 def test_only_verify_reports_an_older_snapshot() -> None:
     backend = MemoryBackend()
     places = fill(backend)
-    with pytest.raises(DamagedError, match="older snapshot"):
+    with pytest.raises(DamagedError, match="another snapshot than the newest"):
         opened(backend, places[-2]).verify()
     opened(backend, 0).verify()
     opened(backend, places[-1]).verify()
@@ -90,6 +90,35 @@ def test_a_head_that_names_another_record_is_refused_wherever_it_is() -> None:
     for position in {*range(1, last + 1)}.difference(places):
         with pytest.raises(ChainError, match="names a snapshot here") as caught:
             opened(backend, position)
+        assert caught.value.position == position
+
+
+class AlteredHeader(BackendWrapper):
+    """Shows another header of the entry at a position."""
+
+    def __init__(self, backend: Backend, position: int, alter: Callable[[bytes], bytes]) -> None:
+        super().__init__(backend)
+        self._position = position
+        self._alter = alter
+
+    def read(self, stream: str, **how: Any) -> Iterator[Entry]:
+        """Yield the entries, one of them altered."""
+        for entry in self.backend.read(stream, **how):
+            is_altered = entry.position == self._position
+            yield entry._replace(header=self._alter(entry.header)) if is_altered else entry
+
+
+@pytest.mark.parametrize(
+    "old_new", [(b"[1,", b"[2,"), (b"]]]", b"]],5]"), (b'"plain"', b'"plaim"')]
+)
+def test_an_altered_header_is_damage_and_not_a_newer_version(old_new: tuple[bytes, bytes]) -> None:
+    backend = MemoryBackend()
+    (*_, snapshot) = fill(backend, count=35)
+    last = next(backend.streams()).position
+    for position in range(snapshot, last + 1):
+        altered = AlteredHeader(backend, position, lambda header: header.replace(*old_new))
+        with pytest.raises(ChainError, match="it is not the entry") as caught:
+            perdure.open(altered).session("s")
         assert caught.value.position == position
 
 
@@ -162,6 +191,36 @@ def test_a_branch_names_only_snapshots_of_its_own() -> None:
     again = perdure.open(backend).session("b")
     assert contents(again) == contents(branch)
     again.verify()
+
+
+class Interrupted(BackendWrapper):
+    """Does something once, after the first listing of heads."""
+
+    def __init__(self, backend: Backend, action: Callable[[], object]) -> None:
+        super().__init__(backend)
+        self._actions = [action]
+
+    def streams(self, **filters: Any) -> Iterator[Head]:
+        """Yield the heads, after which another process acts."""
+        heads = [*self.backend.streams(**filters)]
+        while self._actions:
+            self._actions.pop()()
+        return iter(heads)
+
+
+@pytest.mark.parametrize("action", ["compact", "delete"])
+def test_a_session_that_another_process_changes_meanwhile_is_opened(action: str) -> None:
+    backend = MemoryBackend()
+    fill(backend, count=33)
+    other = perdure.open(backend)
+    acts: dict[str, Callable[[], object]] = {
+        "compact": lambda: other.session("s").compact(keep=1),
+        "delete": lambda: other.delete("s"),
+    }
+    session = perdure.open(Interrupted(backend, acts[action])).session("s")
+    assert contents(session) == contents(perdure.open(backend).session("s"))
+    session.append(said("next"))
+    session.verify()
 
 
 def test_copies_compactions_and_deletions_move_it() -> None:

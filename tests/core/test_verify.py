@@ -261,7 +261,7 @@ def forge(content: bytes, kind: str, edit: Callable[[list[Any]], None] | None = 
 )
 def test_a_negative_number_is_damage_when_it_is_read(kind: str, payload: bytes) -> None:
     backend = forge(payload, kind)
-    with pytest.raises(PayloadError, match=rf"'s' entry 3 .* not a {kind} record"):
+    with pytest.raises(PayloadError, match=rf"'s' entry 3 .* not an? {kind} record"):
         perdure.open(backend).session("s").verify()
 
 

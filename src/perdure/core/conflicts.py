@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.errors import ConflictError
+from perdure.journal.codec import with_article
 from perdure.journal.records import Content, Message, Omitted
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class ConflictRule(NamedTuple):
 # The session is no longer the one the caller saw: it was deleted, or created as a branch.
 _HISTORY_CHANGES = frozenset({"deleted", "branched"})
 
-_CONVERSATION_CHANGES = frozenset({"message", "messages.retracted", "messages.replaced"})
+_CONVERSATION_CHANGES = frozenset({"message", "messages.retracted", "messages.replaced", "erased"})
 
 _TURN_CHANGES = frozenset({"turn.continued", "turn.completed", "turn.failed", "turn.abandoned"})
 
@@ -120,10 +121,15 @@ class UnseenRecords:
         self, plan: "Plan[Any]", newer: Iterable[Content], after: int, head: int
     ) -> ConflictError | None:
         """Return a ConflictError if records after a position invalidate a plan, else None."""
-        kinds = [content.kind for content in newer if plan.invalidated_by(content)]
-        if not kinds:
+        causes = [content for content in newer if plan.invalidated_by(content)]
+        if not causes:
             return None
         # A turn taken over by another handle explains more than the messages it then wrote.
-        kind = next((kind for kind in kinds if kind.startswith("turn.")), kinds[-1])
+        turns = (content for content in causes if content.kind.startswith("turn."))
+        cause = next(turns, causes[-1])
         first = self._after if self.contents else after
-        return ConflictError(self._name, first, head, f"a {kind} record came first")
+        if cause is UNREADABLE:
+            reason = "records that were compacted since came first"
+        else:
+            reason = f"{with_article(cause.kind)} record came first"
+        return ConflictError(self._name, first, head, reason)

@@ -130,28 +130,31 @@ class _SessionCopy:
         """Raise UsageError unless an unfinished copy is one of this session."""
         name = self._target.name
         copied = yield from reader.read_record(self._target.history, position)
-        if position <= self._last:
+        # The copy of a compacted session is one append: a part of one was begun before that.
+        is_part = self._past.first <= position < self._last and not self._past.compacted
+        if is_part or position == self._last:
             source = yield from reader.read_record(self._past, position)
             if (source.id, source.header.time) == (copied.id, copied.header.time):
                 return
-        reason = f"session {name!r} is an unfinished copy of another session or of a later view"
+        reason = f"session {name!r} is an unfinished copy of another session or another view of it"
         raise UsageError(f"{reason}: choose another id, or call store.delete({name!r})")
 
     def _add(self, records: Sequence[VerifiedRecord]) -> None:
         """Add the records of the next entry of the source."""
         first = self._tip.position + 1
-        drafts = []
+        drafts, kinds = [], []
         for position, linked in enumerate(records, first):
             record = chain.decode_record(self._past.stream.session, linked, self._past.cipher)
             content, payload = self._convert(record.content), record.payload
             if content is not record.content:
                 payload = codec.encode(content)
             drafts.append(PendingRecord(record.id, content, payload))
+            kinds.append(linked.kind if content is record.content else content.kind)
             self._state.apply(position, record.id, content, payload)
         time, ids = records[0].header.time, [linked.id for linked in records]
         cipher = self._target.settings.cipher
         entry, self._tip = chain.link_entry(
-            self._stream, self._tip, drafts, time=time, cipher=cipher, ids=ids
+            self._stream, self._tip, drafts, time=time, cipher=cipher, ids=ids, kinds=kinds
         )
         self._entries.append(entry)
 

@@ -24,13 +24,15 @@ from perdure.core.validation import require_int, require_labels, require_session
 from perdure.errors import (
     CompactedError,
     ConflictError,
+    DamagedError,
     InUseError,
     NotFoundError,
     PerdureError,
     UsageError,
+    VersionError,
 )
 from perdure.journal import chain, codec, headers, reader, requests
-from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity
+from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedEntry
 from perdure.journal.reader import ParentStream
 from perdure.journal.records import Branched, BranchKept, BranchReleased, Content, Deleted
 from perdure.journal.requests import Steps
@@ -270,7 +272,12 @@ def delete_session(name: object, settings: Settings, *, reason: str) -> Steps[No
     """Delete a session and drop its entries; InUseError while branches or holds need it."""
     require_str(reason, "reason")
     replica = Replica(require_session_id(name), settings)
-    yield from _load(replica)
+    try:
+        yield from _load(replica)
+    except (DamagedError, VersionError):
+        if not (yield from _delete_unfinished(replica, reason)):
+            raise
+        return
     if not replica.exists:
         if replica.state.deleted:
             yield from finish_drop(replica)
@@ -325,8 +332,25 @@ def _delete_incomplete(replica: Replica, reason: str) -> Steps[None]:
     """
     (last,) = yield from requests.read(replica.name, after=0, limit=1, reverse=True)
     linked = chain.verify_entry(replica.name, last)
-    if linked.header.kind != Branched.kind:
-        return
+    if linked.header.kind == Branched.kind:
+        yield from _delete_after(replica, linked, reason)
+
+
+def _delete_unfinished(replica: Replica, reason: str) -> Steps[bool]:
+    """Delete an unfinished copy that cannot be loaded; False if it is none.
+
+    Its source has every record, so nothing is lost.
+    """
+    head = yield from requests.head(replica.name)
+    if head is None or not head.labels >= UNFINISHED:
+        return False
+    (last,) = yield from requests.read(replica.name, after=0, limit=1, reverse=True)
+    yield from _delete_after(replica, chain.verify_entry(replica.name, last), reason)
+    return True
+
+
+def _delete_after(replica: Replica, linked: VerifiedEntry, reason: str) -> Steps[None]:
+    """Append a deletion to a stream that ends with an entry, and drop the rest."""
     settings = replica.settings
     stream = StreamIdentity(replica.name, linked.header.stream, settings.tenant)
     _, entry, tip = yield from _link_one(stream, linked.tip, Deleted(reason=reason), settings)

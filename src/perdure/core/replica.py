@@ -67,10 +67,10 @@ from perdure.journal.chain import (
 )
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.pages import read_page
-from perdure.journal.reader import PAGE, History
+from perdure.journal.reader import PAGE, ForwardReader, History
 from perdure.journal.records import (
-    Branched,
     Content,
+    Deleted,
     Erased,
 )
 from perdure.journal.requests import Commit, Steps
@@ -145,15 +145,16 @@ class Replica:
             hint = "it was deleted, or its name was reused: open it again"
             raise NotFoundError(f"session {self.name!r}", hint)
 
-    def _is_branch(self, first: VerifiedEntry) -> Steps[bool]:
-        """Whether the first entry begins a branch; NotFoundError if it begins an unfinished copy.
+    def _has_earlier_state(self, first: VerifiedEntry) -> Steps[bool]:
+        """Whether the first entry continues a state: that of a parent, or of a compacted session.
 
-        Another process wrote it under this name since the session was opened.
+        Another process wrote it under this name since the session was opened. NotFoundError if it
+        begins an unfinished copy.
         """
         head = yield from requests.head(self.name)
         self.unfinished = head is not None and head.labels >= UNFINISHED
         self.require_whole()
-        return first.header.kind == Branched.kind
+        return first.entry.position > 1 and first.header.kind != Deleted.kind
 
     def require_whole(self) -> None:
         """Raise NotFoundError if the session is a copy that is not whole yet."""
@@ -265,16 +266,12 @@ class Replica:
                 stream = reader.require_next(stream, tip, linked)
                 if self.settings.cipher.is_placed:
                     yield from key_store.load_keys(self.settings.cipher, linked.header)
-                if tip.position == 0 and (yield from self._is_branch(linked)):
-                    # Another process created this session as a branch: its state comes from the
-                    # parent's history, so it cannot be caught up, only loaded.
-                    yield from self.load()
-                    self.deleted = not (yield from self.is_kept())
-                    return self._contents(linked)
-                if any(record.kind == Erased.kind for record in linked.records):
-                    # Records that were applied before count as never stored now.
-                    yield from self.load()
-                    return [*newer, *self._contents(linked)]
+                # Another process created this session as a branch, or as a copy of a compacted one;
+                # or records that were applied before count as never stored now.
+                if (tip.position == 0 and (yield from self._has_earlier_state(linked))) or any(
+                    record.kind == Erased.kind for record in linked.records
+                ):
+                    return (yield from self._reload())
                 tip = linked.tip
                 for item in linked.records:
                     record = self.loader.apply(state, item)
@@ -288,9 +285,22 @@ class Replica:
         self.deleted = self.deleted or any(content.kind == "deleted" for content in newer)
         return newer
 
-    def _contents(self, linked: VerifiedEntry) -> list[Content]:
-        decode, cipher = chain.decode_content, self.settings.cipher
-        return [decode(self.name, record, cipher) for record in linked.records]
+    def _reload(self) -> Steps[list[Content]]:
+        """Catch up by loading the session, where the state known so far cannot be continued."""
+        fresh, known = Replica(self.name, self.settings), self.tip.position
+        yield from fresh.load()
+        past, cipher = fresh.history, self.settings.cipher
+        begin = past.segments[-1].low  # A branch: what its parent has is not new.
+        newer: list[Content] = [UNREADABLE] if known < begin and past.compacted else []
+        forward = ForwardReader(past, after=max(known, begin))
+        while (page := (yield from forward.page())) is not None:
+            newer += [chain.decode_content(self.name, record, cipher) for record in page]
+        is_lost = bool(fresh.state.lineage) and not known and not (yield from fresh.is_kept())
+        is_deleted = any(content.kind == Deleted.kind for content in newer)
+        self.view = fresh.view
+        self.pending_events += fresh.pending_events
+        self.deleted = self.deleted or is_lost or is_deleted
+        return newer
 
     def _require_tip(self, tip: ChainTip, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return the entries after the tip; raise ChainError if another one is in its place."""

@@ -10,7 +10,7 @@ from perdure.backends.protocol import HALF_COPIED, UNFINISHED, Entry, Head
 from perdure.core.plans import PendingEvent
 from perdure.core.settings import Settings
 from perdure.core.state.session_state import SessionState
-from perdure.errors import ChainError, DamagedError, PayloadError
+from perdure.errors import ChainError, DamagedError, NotFoundError, PayloadError, VersionError
 from perdure.journal import chain, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedRecord
 from perdure.journal.cipher import Cipher
@@ -18,6 +18,8 @@ from perdure.journal.compaction import Compacted
 from perdure.journal.reader import PAGE, History
 from perdure.journal.records import Message, MessagesReplaced, MessagesRetracted, Snapshot
 from perdure.journal.requests import Steps
+
+LOADS_MAX = 5  # each read an end of the session that another process had changed meanwhile
 
 _RETRACTIONS = frozenset({MessagesRetracted.kind, MessagesReplaced.kind})
 
@@ -63,22 +65,30 @@ def require_labels(head: Head, state: SessionState, settings: Settings) -> None:
         raise DamagedError(head.stream, 0, reason)
 
 
-def _has_tail(head: Head | None, entries: Sequence[Entry]) -> bool:
-    """Return whether a stream exists, given the answer to `requests.tail`.
-
-    ChainError unless the entries end with the snapshot that the head names.
-    """
-    if head is None or not head.snapshot:
-        return head is not None or bool(entries)
+def _require_snapshot(head: Head, entries: Sequence[Entry]) -> None:
+    """Raise ChainError unless entries, newest first, end with the snapshot that the head names."""
+    if not head.snapshot:
+        return
     name, position = head.stream, head.snapshot
     oldest = entries[-1] if entries else None
     if oldest is None or not oldest.position <= position <= oldest.last:
         raise ChainError(name, position, "the head names a snapshot here, but it is missing")
-    kinds = [record.kind for record in chain.parse_header(name, oldest).records]
+    try:
+        kinds = [record.kind for record in chain.parse_header(name, oldest).records]
+    except VersionError:
+        return  # Or it is altered: the reader knows, which compares it with its successor.
     if kinds[position - oldest.position] != Snapshot.kind:
         reason = "the head names a snapshot here, but it is another record"
         raise ChainError(name, position, reason)
-    return True
+
+
+def _require_newest(head: Head | None, entries: Sequence[Entry]) -> None:
+    """Raise ChainError if the last entry is not the one that the head points to."""
+    if head is None or not entries or entries[0].last != head.position:
+        return
+    if chain.entry_digest(entries[0]) != head.digest:
+        reason = "it is not the entry that the head points to"
+        raise ChainError(head.stream, head.position, reason)
 
 
 class StateLoader:
@@ -94,9 +104,27 @@ class StateLoader:
 
         Without a stream there are neither head nor records.
         """
-        head, entries = yield from requests.tail(self._name, limit=PAGE)
-        if not _has_tail(head, entries):
+        tries = LOADS_MAX
+        while True:
+            head, entries = yield from requests.tail(self._name, limit=PAGE)
+            try:
+                return (yield from self._load(head, entries))
+            except (DamagedError, NotFoundError):
+                # Perhaps another process compacted or deleted the session between two reads.
+                tries -= 1
+                if not tries or (yield from requests.head(self._name)) == head:
+                    raise
+            except VersionError:
+                _require_newest(head, entries)  # Damage can produce any version number.
+                raise
+
+    def _load(
+        self, head: Head | None, entries: Sequence[Entry]
+    ) -> Steps[tuple[Head | None, list[VerifiedRecord], SessionState]]:
+        if head is None and not entries:
             return None, [], SessionState()
+        if head is not None:
+            _require_snapshot(head, entries)
         tail, base = yield from self.read_tail(None, entries)
         _require_head(self._name, head, tail)
         state = self.rebuild(tail, base)

@@ -310,7 +310,9 @@ def _require_head(replica: Replica, past: History, state: SessionState, newest: 
     require_labels(head, state, replica.settings)
     # Without one, opening reads more and computes the same.
     if head.snapshot not in (state.snapshot, newest, 0) and HALF_COPIED not in head.labels:
-        raise DamagedError(replica.name, head.snapshot, "its head names an older snapshot")
+        raise DamagedError(
+            replica.name, head.snapshot, "its head names another snapshot than the newest"
+        )
     for label in head.labels:
         heads = yield from requests.heads(prefix=replica.name, labels=[label], limit=1)
         if not heads or heads[0].stream != replica.name:

@@ -264,15 +264,20 @@ def decode(kind: str, payload: bytes, *, stream: str = "", position: int = 0) ->
     except msgspec.ValidationError:
         content = None  # It may be an older version; otherwise `convert` raises below.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PayloadError(stream, position, f"not a {kind} record") from error
+        raise PayloadError(stream, position, f"not {with_article(kind)} record") from error
     return _upcast(cls, _decode(payload), stream, position)
+
+
+def with_article(kind: str) -> str:
+    """Return the name of a kind with its article, for the texts of errors."""
+    return f"an {kind}" if kind[:1] in "aeio" else f"a {kind}"
 
 
 def _decode_unknown(kind: str, payload: bytes, stream: str, position: int) -> Content:
     try:
         return UnknownContent(data=_decode(payload))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PayloadError(stream, position, f"not a {kind} record") from error
+        raise PayloadError(stream, position, f"not {with_article(kind)} record") from error
 
 
 def _upcast(cls: type[Content], data: Any, stream: str, position: int) -> Content:
@@ -289,7 +294,7 @@ def _upcast(cls: type[Content], data: Any, stream: str, position: int) -> Conten
             raise VersionError(what, f"a field {min(unknown)!r}", "")
         return msgspec.convert(data, cls)
     except (msgspec.ValidationError, AttributeError, TypeError, LookupError) as error:
-        raise PayloadError(stream, position, f"not a {cls.kind} record") from error
+        raise PayloadError(stream, position, f"not {with_article(cls.kind)} record") from error
 
 
 _CONTAINERS = (dict, list)

@@ -313,7 +313,8 @@ class BackwardReader:
             self.ended = True
         records: list[VerifiedRecord] = []
         for entry in entries:
-            linked = chain.verify_entry(self._name, entry)
+            expected = self._expected.digest if self._expected else None
+            linked = chain.verify_entry(self._name, entry, digest=expected)
             if self._is_sealed:
                 yield from key_store.load_keys(self._cipher, linked.header)
             records += self._check(linked)

@@ -27,6 +27,7 @@ from perdure.journal.records import (
     EffectIntent,
     EffectOutcome,
     Message,
+    UnknownContent,
     Value,
 )
 from perdure.journal.requests import Steps
@@ -120,7 +121,9 @@ def written_by_perdure(content: Content) -> bool:
     """Whether perdure wrote a record by itself, such as the rest of an interrupted answer."""
     if isinstance(content, Message):
         return content.interrupted or content.origin in (INTERRUPTED_ORIGIN, RECONCILED)
-    return content.kind in ("index", "part", "snapshot", "view")
+    # A record of a kind that this version may skip was not written by the agent either.
+    is_unknown = isinstance(content, UnknownContent)
+    return is_unknown or content.kind in ("index", "part", "snapshot", "view")
 
 
 def to_intent(call: CallRequest) -> EffectIntent:

@@ -56,6 +56,8 @@ class BodyCache:
 
     def __init__(self, part_size: int = PART_SIZE) -> None:
         self.part_size = part_size
+        self.may_be_cited = False
+        """Whether a caller put a body into something to store: only then short records cite one."""
         self._cited: dict[int, CitedBodies] = {}
 
     def get(self, position: int) -> CitedBodies | None:

@@ -131,8 +131,9 @@ class RecordBatch(msgspec.Struct, eq=False):
 
     def add_all(self, drafts: Sequence[PendingRecord]) -> int:
         """Add records; later plans of the batch see their effect. Return the last position."""
+        cited = self.bodies.may_be_cited
         for draft in drafts:
-            if len(draft.payload) >= LEAF_MIN or TAG_BYTES in draft.payload:
+            if len(draft.payload) >= LEAF_MIN or (cited and TAG_BYTES in draft.payload):
                 drafts = self.split(drafts)
                 break
         apply, position = self.state.apply, self.tip.position + len(self.pending)
@@ -148,19 +149,19 @@ class RecordBatch(msgspec.Struct, eq=False):
 
     def add_messages(self, drafts: Sequence[PendingRecord]) -> int:
         """As `add_all`, for messages under ids of perdure's own."""
-        payloads = b"".join(map(_payload_of, drafts))
-        if len(payloads) >= LEAF_MIN or TAG_BYTES in payloads:  # There may be large bodies.
+        sizes = [*map(len, map(_payload_of, drafts))]
+        if max(sizes) >= LEAF_MIN or self.bodies.may_be_cited:  # There may be large bodies.
             return self.add_all(drafts)
         position = self.state.apply_messages(self.tip.position + len(self.pending), drafts)
         self.pending += drafts
-        self.size += len(payloads)
+        self.size += sum(sizes)
         self.last_payload = drafts[-1].payload
         return position
 
     def add_content(self, record_id: str, content: Content) -> int:
         """Encode a record and add it, as `add_all` does; return its position."""
         payload = codec.encode(content)
-        if len(payload) >= LEAF_MIN or TAG_BYTES in payload:
+        if len(payload) >= LEAF_MIN or (self.bodies.may_be_cited and TAG_BYTES in payload):
             (draft,) = self.split([PendingRecord(record_id, content, payload)])
             content, payload = draft.content, draft.payload
         self.pending.append(PendingRecord(record_id, content, payload))

@@ -101,7 +101,7 @@ class Replica:
         self.view = StateView(SessionState(), History(stream, EMPTY_CHAIN, settings.cipher), None)
         self.doubt: PendingWrite | None = None
         self.values = ValueCache()
-        self._index_cache, self._bodies = IndexCache(), BodyCache(settings.part_size)
+        self._index_cache, self.bodies = IndexCache(), BodyCache(settings.part_size)
         self.pending_events: list[PendingEvent] = []
         self.loader = StateLoader(name, settings, self.pending_events)
         self.is_replayed = False
@@ -136,7 +136,7 @@ class Replica:
     def new_batch(self) -> RecordBatch:
         """Return an empty batch after the published view."""
         view = self.view
-        past, caches = view.history, (self._index_cache, self._bodies)
+        past, caches = view.history, (self._index_cache, self.bodies)
         return RecordBatch(self.name, view.state.draft(), past, past.tip, *caches)
 
     def require_present(self) -> None:
@@ -244,7 +244,8 @@ class Replica:
         self._add_notice("rollback_accepted", position=self.tip.position, head=fresh.tip.position)
         self.pending_events += fresh.pending_events
         self.values, self._index_cache, self.lease_seen_at = ValueCache(), IndexCache(), None
-        self._bodies = BodyCache(self.settings.part_size)
+        self.bodies = BodyCache(self.settings.part_size)
+        self.bodies.may_be_cited = True  # Plans that were made before may be executed again.
         self.unseen.clear()
         self.view = fresh.view
         self.rollbacks += 1
@@ -488,7 +489,7 @@ class Replica:
                         result = yield from result
                     answers[number] = result
                 except UnreadBodies as needed:
-                    yield from self._bodies.load(batch.past, needed.positions)
+                    yield from self.bodies.load(batch.past, needed.positions)
                     for other in answers.keys() - answered:
                         del answers[other]
                     return (yield from self._build_batch(plans, answers))
@@ -588,4 +589,4 @@ class Replica:
         for position, rows in batch.index_pages.items():
             self._index_cache.put(position, rows)
         if batch.new_bodies:
-            self._bodies.put_all(batch.tip.position + 1, batch.pending)
+            self.bodies.put_all(batch.tip.position + 1, batch.pending)

@@ -81,6 +81,7 @@ class Handle:
         """Raise UsageError for a body whose parts are not in this session's history."""
         if body.home != self._home:
             refuse_body(body)
+        self.replica.bodies.may_be_cited = True
 
     @property
     def history(self) -> History:

@@ -337,7 +337,7 @@ class Rollback:
             is_there = not position or (position, digest) in tips
             # Without messages nothing is read; unseen records are a conflict by themselves.
             silent = what == "messages" and not len(handle.session)
-            excused = what == "earlier" or bool(handle.session._replica._unseen.contents)
+            excused = what == "earlier" or bool(handle.session._replica.unseen.contents)
             excused = excused or bool(before and b'"deleted"' in before[0].header)
             outcome = self._outcome(handle, what)
             expected = {"done", "told"} if is_there else {"refused"}

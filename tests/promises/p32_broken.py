@@ -83,8 +83,10 @@ class Trouble:
         self.log: Log = []
 
     def _outside(self, call: Call) -> Any:
-        if call.path == "begun":
-            self.log.append(Ran(perdure.current_effect().id))
+        effect = perdure.current_effect()
+        # A read-only tool may run without an intent.
+        if call.path == "begun" and not self._scenario.is_read_only(effect.tool):
+            self.log.append(Ran(effect.id))
         return call.do(call.data)
 
     def stubborn(self, told: Callable[[], object]) -> Stubborn:
@@ -129,10 +131,12 @@ class Trouble:
             session = store.session(SESSION)
             found = deeds(session)
             session.verify()
-        lines = Counter(line.effect for line in errand_runs.happened(self._directory))
+        happened = errand_runs.happened(self._directory)
+        lines = Counter(line.effect for line in happened)
         intents = {id for deed in found.values() for _, id, _ in deed.attempts}
-        if lines.keys() - intents:
-            return f"{lines.keys() - intents} happened without an intent"
+        for line in happened:
+            if line.effect not in intents and not self._scenario.is_read_only(line.tool):
+                return f"{line} happened without an intent"
         for deed in found.values():
             times = [lines[id] for _, id, _ in deed.attempts]
             if max(times) > 1 or (deed.policy == "unsafe" and sum(times) > 1):

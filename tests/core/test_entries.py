@@ -320,6 +320,31 @@ def test_an_erased_record_counts_as_if_it_had_never_had_an_effect(
     copy.verify()
 
 
+@pytest.mark.parametrize("at", [1, 3, 4, 5])
+def test_a_branch_from_before_an_erasure_knows_of_it(
+    erasable: tuple[MemoryBackend, perdure.Session], at: int
+) -> None:
+    backend, session = erasable
+    earlier = session.branch("earlier", at=3)
+    for stream in (session, earlier):
+        write(stream, Erased(ranges=((1, 1),)))
+    empty(backend, 1)
+    store = perdure.open(backend)
+    assert contents(store.session("earlier")) == ["b", "c"]
+    branch = store.session("s").branch("branch", at=at)
+    twig = branch.branch("twig", at=max(at - 1, 1))
+    expected = ["b", "c", "d"][: at - 1]
+    for opened in (branch, perdure.open(backend).session("branch")):
+        assert contents(opened) == expected
+        opened.verify()
+    branch.append(said("e"))
+    assert contents(perdure.open(backend).session("branch")) == [*expected, "e"]
+    left = expected[: max(at - 2, 0)]
+    assert contents(twig) == contents(perdure.open(backend).session("twig")) == left
+    kinds = [record.kind for record in twig.records()]
+    assert kinds.count("erased") == 1
+
+
 def test_a_write_made_without_seeing_an_erasure_conflicts(
     erasable: tuple[MemoryBackend, perdure.Session],
 ) -> None:

@@ -276,6 +276,11 @@ def test_a_negative_number_is_damage_when_it_is_read(kind: str, payload: bytes) 
         ("erased", b'{"ranges":[[1,3]]}', "'ranges' refers"),
         ("pinned", b'{"message":4}', "'message' refers"),
         ("turn.completed", b'{"turn":"t","begun":7}', "'begun' refers"),
+        (
+            "effect.intent",
+            b'{"identity":"i","tool":"x","arguments":{},"key":"k","digest":"d","turn":"t","begun_after":3}',
+            "'begun_after' refers",
+        ),
         ("value", b'{"key":"k","version":2,"form":"delta","previous":1}', "does not exist"),
     ],
 )

@@ -33,8 +33,10 @@ from perdure.errors import (
 )
 from perdure.journal import chain, codec, headers, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedEntry
+from perdure.journal.erasures import NOTHING_ERASED, Erasures
+from perdure.journal.ranges import clip_ranges, exclude_ranges, merge_ranges
 from perdure.journal.reader import ParentStream
-from perdure.journal.records import Branched, BranchKept, BranchReleased, Content, Deleted
+from perdure.journal.records import Branched, BranchKept, BranchReleased, Content, Deleted, Erased
 from perdure.journal.requests import Steps
 
 PAGE = 256  # heads per request
@@ -93,10 +95,9 @@ def _load_complete(replica: Replica) -> Steps[bool]:
     """Load a session; False if it is an incomplete branch whose parent was deleted."""
     try:
         yield from replica.load()
-        lineage = replica.state.lineage
-        if not lineage or replica.tip.position > lineage[0].at + 1:
+        if not replica.is_new_branch:
             return True  # Written to after its first entry, so it was complete.
-        return (yield from _complete_branch(replica, lineage[0]))
+        return (yield from _complete_branch(replica, replica.state.lineage[0]))
     except NotFoundError:  # The shared history is deleted, so no caller ever got this branch.
         return False
 
@@ -182,7 +183,8 @@ def create_branch(source: Replica, name: object, *, at: object) -> Steps[Replica
     kept = BranchKept(reason=BranchKept.CREATING, branch=stream.session, stream=stream.id)
     keep = settings.new_id()
     yield from _write_plan(owner, _plan_keep(keep, kept, position))
-    yield from _store_first_entry(stream, state, owner, shared.tip, keep)
+    erased = _erased_since(state, position, past.erasures, owner.state.erasures)
+    yield from _store_first_entry(stream, state, owner, shared.tip, keep, erased)
     child = Replica(stream.session, settings)
     try:
         yield from _write_plan(owner, _plan_keep(keep, _as_complete(kept), position))
@@ -229,14 +231,33 @@ def _plan_keep(keep: str, kept: BranchKept, position: int) -> Plan[int]:
     return Plan("keep", keep, make)
 
 
+def _erased_since(state: SessionState, at: int, *known: Erasures | None) -> list[Content]:
+    """Return the record of what was erased of a history after a position: a branch needs its own.
+
+    The one of the parent is after that position, so no reader of the branch would find it.
+    """
+    named = [erasures or NOTHING_ERASED for erasures in known]
+    ranges = merge_ranges(item for erasures in named for item in erasures.ranges)
+    missing = exclude_ranges(clip_ranges(ranges, at), state.erasures.ranges)
+    keys = dict.fromkeys(key for erasures in named for key in erasures.keys)
+    others = tuple(key for key in keys if key not in state.erasures.keys)
+    return [Erased(ranges=tuple(missing), keys=others)] if missing or others else []
+
+
 def _store_first_entry(
-    stream: StreamIdentity, state: SessionState, owner: Replica, shared: ChainTip, keep: str
+    stream: StreamIdentity,
+    state: SessionState,
+    owner: Replica,
+    shared: ChainTip,
+    keep: str,
+    erased: Sequence[Content],
 ) -> Steps[None]:
     """Store the first entry of a branch; if the name was taken meanwhile, release the keep."""
     settings, parent = owner.settings, owner.history.stream
     content = Branched(parent=parent.session, stream=parent.id, at=shared.position)
-    draft, entry, tip = yield from _link_one(stream, shared, content, settings)
-    state.apply(tip.position, draft.id, content, draft.payload)
+    drafts, entry, _ = yield from _link(stream, shared, [content, *erased], settings)
+    for position, draft in enumerate(drafts, entry.position):
+        state.apply(position, draft.id, draft.content, draft.payload)
     # It links to an entry of the parent's stream, so nothing is before it in its own.
     labels = settings.head_labels(state.head_labels)
     first = Append(stream.session, [entry], labels, previous="")
@@ -246,14 +267,14 @@ def _store_first_entry(
         raise UsageError(f"session {stream.session!r} exists: choose another id")
 
 
-def _link_one(
-    stream: StreamIdentity, after: ChainTip, content: Content, settings: Settings
-) -> Steps[tuple[PendingRecord, Entry, ChainTip]]:
-    """Return a record as the next entry of a stream, with the tip that it makes."""
+def _link(
+    stream: StreamIdentity, after: ChainTip, contents: Sequence[Content], settings: Settings
+) -> Steps[tuple[list[PendingRecord], Entry, ChainTip]]:
+    """Return records as the next entry of a stream, with the tip that it makes."""
     yield from settings.require_key(stream.id)
-    draft = PendingRecord(settings.new_id(), content, codec.encode(content))
+    drafts = [PendingRecord(settings.new_id(), item, codec.encode(item)) for item in contents]
     time, cipher = settings.now(), settings.cipher
-    return draft, *chain.link_entry(stream, after, [draft], time=time, cipher=cipher)
+    return drafts, *chain.link_entry(stream, after, drafts, time=time, cipher=cipher)
 
 
 def _plan_release(owner: Replica, keep: str) -> Plan[int]:
@@ -353,7 +374,7 @@ def _delete_after(replica: Replica, linked: VerifiedEntry, reason: str) -> Steps
     """Append a deletion to a stream that ends with an entry, and drop the rest."""
     settings = replica.settings
     stream = StreamIdentity(replica.name, linked.header.stream, settings.tenant)
-    _, entry, tip = yield from _link_one(stream, linked.tip, Deleted(reason=reason), settings)
+    _, entry, tip = yield from _link(stream, linked.tip, [Deleted(reason=reason)], settings)
     deletion = Append(replica.name, [entry], frozenset({DELETED}), linked.digest)
     outcome = yield from requests.commit(deletion)
     if outcome.status == "stored":

@@ -65,6 +65,7 @@ from perdure.journal.chain import (
     StreamIdentity,
     VerifiedEntry,
 )
+from perdure.journal.erasures import NOTHING_ERASED
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.pages import read_page
 from perdure.journal.reader import PAGE, ForwardReader, History
@@ -312,6 +313,13 @@ class Replica:
         if entries[0].last != tip.position or chain.entry_digest(entries[0]) != tip.digest:
             raise ChainError(self.name, tip.position, "it is not the entry that was read before")
         return entries[1:]
+
+    @property
+    def is_new_branch(self) -> bool:
+        """Whether it is a branch with only its first entry, or perhaps: so it may be incomplete."""
+        state = self.state
+        first = 1 + (state.erasures != NOTHING_ERASED)  # It may say what was erased of its parent.
+        return bool(state.lineage) and self.tip.position <= state.lineage[0].at + first
 
     def is_kept(self) -> Steps[bool]:
         """Whether the parent keeps this branch. If not, `lifecycle` repairs it at the next open."""

@@ -72,9 +72,7 @@ def accept(replica: "Replica", fresh: "Replica") -> Steps[HistoryReplacedError |
         else:
             return None
     yield from fresh.load()
-    lineage = fresh.state.lineage
-    # A branch that only has its first entry may be incomplete: opening it repairs that.
-    is_new_branch = bool(lineage) and fresh.tip.position == lineage[0].at + 1
-    is_kept = not is_new_branch or (yield from fresh.is_kept())
+    # An incomplete branch: opening it repairs that.
+    is_kept = not fresh.is_new_branch or (yield from fresh.is_kept())
     replica.adopt(fresh, deleted=fresh.state.deleted or not is_kept)
     return replaced

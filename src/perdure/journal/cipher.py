@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn, Protocol, cast
 import msgspec
 
 from perdure.errors import MissingKeyError
-from perdure.journal.ids import RANDOM_CHARS, RANDOM_STRIDE, random_ascii
+from perdure.journal.ids import GENERATED_PREFIX, RANDOM_CHARS, RANDOM_STRIDE, random_ascii
 
 PLAIN, SEALED = "plain", "sealed"  # The suites.
 
@@ -20,6 +20,14 @@ _SALT_END = 2 + RANDOM_CHARS  # bytes; '["' and the characters of a salt
 _encode = msgspec.json.Encoder().encode
 
 _decode_str = msgspec.json.Decoder(str).decode
+
+
+def decode_given_id(data: bytes) -> str:
+    """Return a caller's id in a body; ValueError if it is none."""
+    given = _decode_str(data)
+    if given[:1] in ("", GENERATED_PREFIX):
+        raise ValueError("not a caller's id")
+    return given
 
 
 class Place(NamedTuple):
@@ -198,7 +206,7 @@ class PlainCipher:
             return body[_SALT_END + 2 : -1], ""
         # A payload is an object, and quotes in an id are escaped, so `},"` is only between the two.
         end = body.rindex(b'},"') + 1
-        return body[_SALT_END + 2 : end], _decode_str(body[end + 1 : -1])
+        return body[_SALT_END + 2 : end], decode_given_id(body[end + 1 : -1])
 
     def open_bytes(self, body: bytes, place: Callable[[], Place]) -> bytes:  # noqa: ARG002
         if body[:2] != b'["' or body[_SALT_END : _SALT_END + 2] != b'",' or body[-1:] != b"]":

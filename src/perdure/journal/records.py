@@ -275,7 +275,7 @@ class EffectIntent(Content, frozen=True, kw_only=True):
     approval: str = ""
     """The id of the approval that this intent consumed."""
     call_type: Literal["tool", "model"] = "tool"
-    begun_after: int = 0
+    begun_after: Position = 0
     """The last position before the call, if it was recorded after it, as `read_only` ones are."""
 
 

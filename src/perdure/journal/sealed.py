@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from perdure.backends.fields import FIELD_MARK
 from perdure.errors import DamagedError, ErasedError, MissingKeyError, WrongKeyError
-from perdure.journal.cipher import SEALED, Place
+from perdure.journal.cipher import SEALED, Place, decode_given_id
 from perdure.journal.ids import random_bytes, random_text
 from perdure.keys import KEY_BYTES, decrypt, encrypt
 
@@ -42,8 +42,6 @@ _INFO = b"perdure 1 entry"
 _BLINDED_MAX = 4096  # labels whose blinded form is cached; bounds the memory
 
 _encode = msgspec.json.Encoder().encode
-
-_decode_str = msgspec.json.Decoder(str).decode
 
 
 def seal_bytes(key: bytes, nonce: bytes, plain: bytes, associated: bytes) -> bytes:
@@ -207,7 +205,7 @@ class SealedCipher:
         if payload[-1:] != b'"':
             return payload, ""
         end = payload.rindex(b'},"') + 1  # As in a plain body.
-        return payload[:end], _decode_str(payload[end + 1 :])
+        return payload[:end], decode_given_id(payload[end + 1 :])
 
     def open_bytes(self, body: bytes, place: Callable[[], Place]) -> bytes:
         """As `Cipher.open_bytes`."""

@@ -1,4 +1,4 @@
-"""Read pages of entries without long bodies that nobody asked for. Pure.
+"""Read pages of entries without the long bodies of parts. Pure.
 
 A page has many entries. One with nothing but parts of large bodies is returned without its body;
 any other entry is returned whole, read once more if it is long. So the memory that a page takes

@@ -177,7 +177,7 @@ def _read_file(file: BinaryIO, limit: int, size: int | None) -> Iterator[bytes]:
         total += len(piece)
         if (not piece and size is not None and total < size) or total > (size or total):
             reason = f"the file had {size} bytes, and has {total} now"
-            raise UsageError(f"{reason}: upload it once nobody changes it")
+            raise UsageError(f"{reason}: upload it when no other process writes it")
         if not piece:
             return
         yield piece

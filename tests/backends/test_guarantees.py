@@ -28,7 +28,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
     """Make the machine believe that everything lies on a file system of some type."""
 
     def mount(kind: str) -> None:
-        table = tmp_path / "mountinfo"
+        table = tmp_path / f"mountinfo-{kind}"  # What a table says is remembered.
         table.write_text(f"22 1 254:0 / / rw - {kind} there rw\n")
         monkeypatch.setattr(filesystem, "MOUNTINFO", table)
 

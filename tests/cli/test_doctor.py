@@ -29,7 +29,7 @@ def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     """Let the machine believe that everything lies on a disk, wherever the tests run."""
 
     def mount(kind: str) -> None:
-        table = tmp_path / "mountinfo"
+        table = tmp_path / f"mountinfo-{kind}"  # What a table says is remembered.
         table.write_text(f"22 1 254:0 / / rw - {kind} there rw\n")
         monkeypatch.setattr(filesystem, "MOUNTINFO", table)
 

@@ -26,6 +26,7 @@ from perdure.journal.requests import (
     ReloadKeys,
     Request,
     Steps,
+    Tail,
     Wait,
 )
 from perdure.sync.driver import Driver
@@ -115,6 +116,8 @@ def independent(one: Request, other: Request) -> bool:
     """Whether the order of two requests can not matter."""
     if isinstance(one, Read | Heads) and isinstance(other, Read | Heads):
         return True
+    if isinstance(one, Tail) or isinstance(other, Tail):
+        return True  # The store of the scenes has no `tail`, so that it does nothing.
     if isinstance(other, Heads):
         one, other = other, one
     if isinstance(one, Heads):
@@ -128,7 +131,7 @@ def _name(request: Request) -> str:
             return append.stream
         case CommitTogether():
             raise AssertionError("no scene commits to several sessions together")
-        case Read(stream) | Drop(stream) | Wait(stream):
+        case Read(stream) | Tail(stream) | Drop(stream) | Wait(stream):
             return stream
         case Heads(prefix):
             return prefix

@@ -49,6 +49,12 @@ def backend(request: pytest.FixtureRequest, directory: Path) -> Iterator[Backend
     opened.close()
 
 
+@pytest.fixture(autouse=True)
+def _no_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests name positions: no snapshot comes between the messages."""
+    monkeypatch.setattr(session_state, "SNAPSHOT_EVERY", 256)
+
+
 def filled(backend: Backend, count: int = 60) -> perdure.Session:
     """Return a session with this many messages, the last 15 in appends of their own."""
     session = perdure.open(backend).session("s")

@@ -8,6 +8,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -274,21 +275,21 @@ def test_a_forgetful_index_is_seen(small: None, monkeypatch: pytest.MonkeyPatch)
 # What it costs.
 
 
-def test_a_look_up_reads_at_most_four_entries_and_a_warm_one_only_the_record(small: None) -> None:
+def test_a_look_up_reads_a_page_of_each_run_and_a_warm_one_only_the_record(small: None) -> None:
     backend = MemoryBackend()
-    places = notes(perdure.open(backend).session("s"), 190)
+    places = notes(perdure.open(backend).session("s"), 170)
     counting = Counting(backend)
     session = perdure.open(counting).session("s")
     assert len(runs(session)) == index.RUNS_MAX
-    for most in (4, 1):
+    for most in (index.RUNS_MAX + 1, 1):
         reads: list[int] = []
         for key, place in places.items():
             counting.entries = 0
             assert session.note(int(key[2:]), id=key) == place
             reads.append(counting.entries)
         assert max(reads) <= most
-    counting.entries = 0
-    notes(session, 8, 190)  # A handle need not read the pages that it writes.
+    notes(session, 8, 170)
+    counting.entries = 0  # A handle need not read the pages that it writes.
     assert session.note(0, id="n-0") == places["n-0"]
     assert counting.entries == 1
 
@@ -297,7 +298,7 @@ def test_without_a_run_nothing_is_read() -> None:
     counting = Counting(MemoryBackend())
     session = perdure.open(counting).session("s")
     counting.entries = 0
-    notes(session, 100)
+    notes(session, session_state.SNAPSHOT_EVERY - 1)
     assert runs(session) == ()
     assert counting.entries == 0
 
@@ -343,8 +344,8 @@ def written(flushes: int, size: Callable[[int], int]) -> tuple[float, list[int]]
         merged = count_to_merge(found, new)
         found[len(found) - merged :] = [new + sum(found[len(found) - merged :])]
         rows, new_rows = rows + found[-1], new_rows + new
-        full = sum(1 for run in found if run > index.RUN_ROWS_MAX // 2)
-        assert len(found) - full <= index.RUNS_MAX
+        totals = accumulate(reversed(found))  # Older runs are full: they are not merged any more.
+        assert sum(total <= index.RUN_ROWS_MAX for total in totals) <= index.RUNS_MAX
         assert max(found) <= index.RUN_ROWS_MAX
     return rows / new_rows, found
 
@@ -521,7 +522,7 @@ def test_the_records_of_an_append_are_whole_or_absent_wherever_its_pages_are_tor
     while keep <= sent:
         backend = MemoryBackend()
         session = perdure.open(backend).session("s")
-        places = notes(session, 30)
+        places = notes(session, 42)
         while session._replica.state.since_snapshot + 1 < session_state.SNAPSHOT_EVERY:
             places |= notes(session, 1, len(places))
         torn = _CountingTorn(backend, keep=keep)

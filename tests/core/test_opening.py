@@ -1,5 +1,6 @@
 """Opening a session: from the snapshot that its head names, or refused if there is none."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 import perdure
 from perdure.backends.memory import MemoryBackend
+from perdure.backends.offload import ThreadedBackend
 from perdure.backends.protocol import Append, Backend, Entry, Head
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.core.state import session_state
@@ -17,7 +19,10 @@ from perdure.journal import chain
 from perdure.journal.chain import EMPTY_CHAIN, StreamIdentity
 from perdure.journal.cipher import PlainCipher
 from perdure.testing.faults import BackendWrapper
+from tests.promises import p03_openings
 from tests.support import contents, said
+
+USUAL = session_state.SNAPSHOT_EVERY
 
 
 @pytest.fixture(autouse=True)
@@ -242,3 +247,105 @@ def test_copies_compactions_and_deletions_move_it() -> None:
         assert next(backend.streams(prefix="s")).snapshot == 0
         store.session("s").append(said("again"))
         store.session("s").verify()
+
+
+# What it costs, with the usual limits.
+
+
+@pytest.fixture
+def _usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_state, "SNAPSHOT_EVERY", USUAL)
+
+
+@pytest.mark.usefixtures("_usual")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_opening_a_session_of_1000_records_reads_little(seed: int) -> None:
+    assert p03_openings.trial(seed, 1_000, turns=40).failure == ""
+
+
+@pytest.mark.usefixtures("_usual")
+def test_a_longer_tail_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_state, "OPENING_BYTES", 80_000)
+    monkeypatch.setattr(session_state, "SNAPSHOT_EVERY", 200)
+    assert "entries" in p03_openings.trial(1, 1_000, turns=40).failure
+
+
+@pytest.mark.usefixtures("_usual")
+def test_large_bodies_are_not_read_but_the_last_message() -> None:
+    backend = MemoryBackend()
+    session = perdure.open(backend).session("s")
+    size = 300_000
+    for number in range(20):
+        session.append(said(f"{number}" + "x" * size))
+        session.set("count", number)
+    counting = p03_openings.Counting(backend)
+    again = perdure.open(counting).session("s")
+    assert counting.bytes < size + p03_openings.BYTES
+    assert again.last_message == session.last_message
+    session.append(said("short"))
+    counting = p03_openings.Counting(backend)
+    perdure.open(counting).session("s")
+    assert counting.bytes < p03_openings.BYTES
+
+
+@pytest.mark.usefixtures("_usual")
+def test_a_snapshot_with_many_keys_is_long_and_rare() -> None:
+    backend = MemoryBackend()
+    session = perdure.open(backend).session("s")
+    for number in range(3_000):
+        session.set(f"key {number}", number)
+    sizes = [entry.size for entry in backend.read("s") if b'"snapshot"' in entry.header]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] > p03_openings.BYTES
+    assert sum(sizes) < sum(entry.size for entry in backend.read("s")) / 2
+    session.verify()
+
+
+@pytest.mark.usefixtures("_usual")
+def test_the_first_messages_are_those_that_opening_has_read() -> None:
+    backend = MemoryBackend()
+    fill(backend, count=10)
+    counting = p03_openings.Counting(backend)
+    session = perdure.open(counting).session("s")
+    opened = counting.entries
+    assert contents(session)[-5:] == [f"s {number}" for number in range(5, 10)]
+    assert counting.entries == opened
+    assert session.messages(last=3) == session.messages()[-3:]
+    assert counting.entries > opened, "they are not kept for a second time"
+
+
+@pytest.mark.usefixtures("_usual")
+def test_the_first_messages_end_with_what_this_process_wrote() -> None:
+    backend = MemoryBackend()
+    fill(backend, count=10)
+    session = perdure.open(backend).session("s")
+    session.append(said("mine"))
+    assert contents(session)[-2:] == ["s 9", "mine"]
+
+
+def test_an_async_open_is_one_call_of_the_worker(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "s.db") as store:
+        store.session("s").append(said("hello"))
+    calls: list[str] = []
+
+    class Recorded(SqliteBackend):
+        def read(self, *args: Any, **options: Any) -> Iterator[Entry]:
+            calls.append("read")
+            return super().read(*args, **options)
+
+        def streams(self, **options: Any) -> Iterator[Head]:
+            calls.append("streams")
+            return super().streams(**options)
+
+        def tail(self, *args: Any, **options: Any) -> Any:
+            calls.append("tail")
+            return super().tail(*args, **options)
+
+    async def resume() -> list[Any]:
+        backend = ThreadedBackend(Recorded(tmp_path / "s.db"))
+        async with perdure.open_async(backend) as store:
+            session = await store.resume("s")
+            return [*await session.messages()]
+
+    assert asyncio.run(resume()) == [said("hello")]
+    assert calls[-2:] == ["tail", "streams"], "the messages are there; is the store still the same?"

@@ -556,10 +556,10 @@ def test_what_a_session_knows_of_its_talk_comes_back_from_a_snapshot() -> None:
     assert fold.conversation.summary is not None
     assert (fold.conversation.pins, fold.conversation.systems) == ((2,), (1,))
     assert fold.conversation.tools[1]
-    (snapshot,) = [record for record in again.records() if record.kind == "snapshot"]
+    (*_, snapshot) = [record for record in again.records() if record.kind == "snapshot"]
     restored = SessionState.restore(snapshot.content, b"", name="s", position=1)  # type: ignore[arg-type]
     assert restored.conversation == fold.conversation
-    assert again.verify().snapshots == 1
+    assert again.verify().snapshots > 1
 
 
 # In an event loop.

@@ -124,7 +124,7 @@ def test_another_handle_and_a_later_process_see_the_same(session: perdure.Sessio
     again.undo_summary()
     session.refresh()
     assert shown(session) == ["be brief", *numbered(0, 8)]
-    assert again.verify().snapshots == 1
+    assert again.verify().snapshots > 1
 
 
 def test_a_branch_has_the_summaries_of_the_past_that_it_shares(session: perdure.Session) -> None:

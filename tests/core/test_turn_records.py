@@ -349,7 +349,7 @@ def test_failed_turns_leave_nothing_in_the_state(session: perdure.Session) -> No
         with failing(session, f"r{number}"):
             tool()
     facts = session._replica.state.facts()
-    assert facts["turns"] == facts["effects"] == facts["approvals"] == {}
+    assert not {"turns", "effects", "approvals"} & {*facts}
 
 
 def test_a_turn_is_continued_after_a_snapshot_and_from_one(

@@ -103,7 +103,7 @@ def test_fields_are_part_of_the_session_until_they_are_removed(
     with perdure.open(address.format(tmp_path)) as store:
         session = store.resume("s")
         assert session.fields == {"a": "y", "d": False, "e": TODAY, "f": 4}
-        assert session.verify().snapshots == 1
+        assert session.verify().snapshots > 1
         assert ids(store, where={"a": "x"}) == ids(store, where={"b": 3}) == []
         store.delete("s")
         assert ids(store, where={"a": "y"}, deleted=True) == []

@@ -605,7 +605,7 @@ def test_a_lease_is_known_from_a_snapshot(store: perdure.Store, clock: Clock) ->
         assert two.lease_holder == (1, "one", 7.0, False)
         with pytest.raises(LeaseHeldError):
             two.append(said("x"))
-        assert two.verify().snapshots == 1
+        assert two.verify().snapshots > 1
     assert store.session("s").lease_holder is None
 
 

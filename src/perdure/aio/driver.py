@@ -12,9 +12,11 @@ from perdure.aio.concurrency import collect, compute, sleep
 from perdure.aio.group_commit import AsyncGroupCommitter
 from perdure.backends import watchers
 from perdure.backends.protocol import WATCH, AsyncBackend, require_watch
+from perdure.backends.tail import TAIL, require_tail
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
 from perdure.journal.requests import (
+    PAGE_BODY_MAX,
     Commit,
     CommitTogether,
     Compute,
@@ -25,6 +27,7 @@ from perdure.journal.requests import (
     ReloadKeys,
     Request,
     Steps,
+    Tail,
     Wait,
 )
 
@@ -66,7 +69,7 @@ class AsyncDriver:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    async def answer(self, request: Request) -> Any:
+    async def answer(self, request: Request) -> Any:  # noqa: C901 - a case for each request
         """Perform one request and return the reply."""
         backend = self._backend
         match request:
@@ -79,6 +82,11 @@ class AsyncDriver:
                     stream, after=after, limit=limit, reverse=reverse, max_body=max_body
                 )
                 return await collect(entries)
+            case Tail(stream, limit):
+                if TAIL not in backend.capabilities:
+                    return None  # The steps then ask for the head and the entries.
+                own = require_tail(backend)
+                return await own.tail(stream, limit=limit, max_body=PAGE_BODY_MAX)
             case Heads(prefix, after_name, labels, limit, without, headers):
                 heads = backend.streams(
                     prefix=prefix,

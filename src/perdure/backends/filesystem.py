@@ -5,6 +5,7 @@ written. New files are for their owner only (0600), because conversations are in
 file keeps its mode, so that its owner can share it with `chmod` and `chgrp`.
 """
 
+import functools
 import os
 import random
 import re
@@ -123,10 +124,23 @@ def filesystem_type(path: str) -> str:
     """Return the type of the file system that holds a path, "" if it cannot be determined."""
     if sys.platform == "win32":
         return "smb" if is_unc(path) else ""
-    if not MOUNTINFO.exists():
-        return ""  # Only Linux has it; elsewhere it would take running another program.
     try:
-        return mounted_type(path, MOUNTINFO.read_text(errors="surrogateescape"))
+        place = os.stat(os.path.dirname(path))  # noqa: PTH116, PTH120 - every opening comes here
+    except OSError:
+        return _read_type(path, MOUNTINFO)  # Opening reports why.
+    return _remembered_type(path, (place.st_dev, place.st_ino), MOUNTINFO)
+
+
+@functools.lru_cache(maxsize=64)  # another file system at the same path has another device
+def _remembered_type(path: str, _place: tuple[int, int], mountinfo: Path) -> str:
+    return _read_type(path, mountinfo)
+
+
+def _read_type(path: str, mountinfo: Path) -> str:
+    try:
+        return mounted_type(path, mountinfo.read_text(errors="surrogateescape"))
+    except FileNotFoundError:
+        return ""  # Only Linux has it; elsewhere it would take running another program.
     except OSError as error:  # No descriptor or no memory is left.
         reason = f"its file system cannot be determined: {error.strerror}"
         raise UnavailableError(path, reason) from error

@@ -34,6 +34,7 @@ from perdure.backends.protocol import (
     require_watch,
     tenant_of,
 )
+from perdure.backends.tail import require_tail
 from perdure.backends.watchers import POLL_INTERVAL, WaitTimer, Watchers
 from perdure.errors import DamagedError, UsageError
 
@@ -132,6 +133,13 @@ class ThreadedBackend:
     def check(self, **options: Any) -> AsyncIterator[DamagedError]:
         """As `CheckCapability.check`; UnsupportedError if the store does not declare it."""
         return self._iterate(partial(require_check(self._backend).check, **options))
+
+    async def tail(
+        self, stream: str, *, limit: int, max_body: int | None = None
+    ) -> tuple[Head | None, Sequence[Entry]]:
+        """As `TailCapability.tail`; UnsupportedError if the store does not declare it."""
+        backend = require_tail(self._backend)
+        return await self._call(lambda: backend.tail(stream, limit=limit, max_body=max_body))
 
     async def drop(self, stream: str, *, before: int) -> None:
         """As `Backend.drop`."""

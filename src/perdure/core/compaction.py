@@ -32,10 +32,11 @@ from perdure.errors import UsageError
 from perdure.journal import chain, codec, reader
 from perdure.journal.chain import PendingRecord, VerifiedRecord
 from perdure.journal.compaction import Carried, Compacted
+from perdure.journal.forward_reader import ForwardReader
 from perdure.journal.large import positions_of
 from perdure.journal.parts import Part
 from perdure.journal.ranges import Positions, clip_ranges, contains, merge_ranges
-from perdure.journal.reader import ForwardReader, History
+from perdure.journal.reader import History
 from perdure.journal.records import (
     EffectOutcome,
     IndexPage,
@@ -339,8 +340,6 @@ def plan_compaction(replica: Replica, cut: Cut, moved: Mapping[int, int]) -> Pla
             moved=_ranges_of(moved),
         )
         batch.add_content(token(), compacted)
-        snapshot = Snapshot(state_version=STATE_VERSION, facts=batch.state.facts())
-        batch.add_content(token(), snapshot)
         if not batch.state.last_message:
             batch.last_payload = b""
         return len(carried)

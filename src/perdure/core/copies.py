@@ -28,7 +28,7 @@ from perdure.errors import PerdureError, UsageError
 from perdure.journal import chain, codec, reader, requests
 from perdure.journal.chain import UNREAD, ChainTip, PendingRecord, VerifiedRecord
 from perdure.journal.compaction import Compacted
-from perdure.journal.reader import ForwardReader
+from perdure.journal.forward_reader import ForwardReader
 from perdure.journal.records import (
     Branched,
     BranchKept,

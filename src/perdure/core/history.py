@@ -31,10 +31,11 @@ from perdure.journal import chain, codec, reader
 from perdure.journal.chain import VerifiedRecord
 from perdure.journal.codec import Codec
 from perdure.journal.erasures import NOTHING_ERASED, Erasures
+from perdure.journal.forward_reader import ForwardReader
 from perdure.journal.kinds import KINDS
 from perdure.journal.large import join_records
 from perdure.journal.parts import Part
-from perdure.journal.reader import BackwardReader, ForwardReader, History, OnDamage
+from perdure.journal.reader import History, OnDamage
 from perdure.journal.records import (
     Content,
     Erased,
@@ -73,20 +74,21 @@ def read_newest_messages(
     Erased ones are skipped. `order` is None if no message was ever retracted.
     """
     matches: list[VerifiedRecord] = []
-    stream = past.stream
-    backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
-    limit = min(reader.PAGE, 2 * count + 2)
+    backward = reader.read_backward(past)
+    limit, read = 2 * count + 2, 0
     while not backward.ended and len(matches) < count:
-        page = yield from backward.page(limit)
-        limit = min(
-            reader.PAGE, 2 * limit
-        )  # If messages are rare, small pages would be many reads.
+        known = len(matches)
+        page = yield from backward.page(min(limit, reader.PAGE))
+        read += len(page)
         for linked in page:
             is_message = linked.kind == Message.kind and linked.body is not None
             if order is not None:
                 matches += order.place(linked, is_message=is_message)
             elif is_message:
                 matches.append(linked)
+        missing = count - len(matches)
+        # If messages are rare, small pages would be many reads.
+        limit = missing * read // len(matches) + 2 if len(matches) > known else 2 * limit
     if order is not None and backward.ended:
         matches += order.flush()
     return matches[:count]
@@ -244,8 +246,7 @@ class NewestRecordReader(RecordReader):
 
     def __init__(self, past: History, settings: Settings, filter: RecordFilter) -> None:
         super().__init__(past, settings, filter)
-        stream = past.stream
-        self._backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
+        self._backward = reader.read_backward(past)
 
     def page(self) -> Steps[list[Record] | None]:
         """Return the next records, newest first, or None at the beginning."""
@@ -441,8 +442,7 @@ class MessageReader:
         self._own = own
         self._after = after
         self._counting = counting
-        stream = past.stream
-        self._backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
+        self._backward = reader.read_backward(past)
         self._ids: set[str] = set()
         """Record ids so far: a whole answer has the id of the interrupted one it supersedes."""
 

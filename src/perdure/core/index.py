@@ -40,7 +40,7 @@ ROW_BYTES = 16
 
 PAGE_ROWS = 512  # rows; at most, on average: a page of 11 kB is read for each look-up
 
-RUNS_MAX = 3  # runs; a look-up reads a page of each
+RUNS_MAX = 5  # runs; a look-up reads a page of each; fewer would be written more often
 
 RUN_ROWS_MAX = 2**18  # rows; larger runs are not made, so that an append stays below 6 MB
 
@@ -179,7 +179,7 @@ def count_to_merge(runs: Sequence[int], new: int) -> int:
 
     At most RUNS_MAX runs remain, besides those that are full: with all newer ones, their rows would
     exceed RUN_ROWS_MAX. Earlier merges pay off where sizes are similar; the ratio makes n flushes
-    write a row about n**(1/3) times, near the optimum for three runs (k-binomial merging).
+    write a row about n**(1/5) times, near the optimum for five runs (k-binomial merging).
     """
     total, open_runs = new, 0
     for size in reversed(runs):
@@ -187,7 +187,7 @@ def count_to_merge(runs: Sequence[int], new: int) -> int:
             break
         total += size
         open_runs += 1
-    ratio = (total / new) ** (1 / 3) / 2
+    ratio = (total / new) ** (1 / RUNS_MAX) / 2
     merged, rows = 0, new
     while merged < open_runs:
         size = runs[-1 - merged]

@@ -152,9 +152,10 @@ class RecordBatch(msgspec.Struct, eq=False):
         sizes = [*map(len, map(_payload_of, drafts))]
         if max(sizes) >= LEAF_MIN or self.bodies.may_be_cited:  # There may be large bodies.
             return self.add_all(drafts)
-        position = self.state.apply_messages(self.tip.position + len(self.pending), drafts)
+        size = sum(sizes)
+        position = self.state.apply_messages(self.tip.position + len(self.pending), drafts, size)
         self.pending += drafts
-        self.size += sum(sizes)
+        self.size += size
         self.last_payload = drafts[-1].payload
         return position
 
@@ -343,7 +344,8 @@ def split_entries(batch: RecordBatch) -> list[list[PendingRecord]]:
     """Return the records of a batch entry by entry: those that plans have added are one entry.
 
     Pages of the index and a snapshot are entries of their own, so that reading one does not read
-    the others. If a crash leaves only some of them, they are of no use and do no harm.
+    the others. If a crash leaves only some of them, they do no harm: a run counts with its last
+    page, and a snapshot only saves reading.
     """
     pending, count = batch.pending, batch.data_count
     data = [pending[:count]]
@@ -351,10 +353,7 @@ def split_entries(batch: RecordBatch) -> list[list[PendingRecord]]:
         data = _split_parts(batch, pending[:count])
     elif len(pending) == count:
         return [pending]
-    if len(pending) == count:
-        return data
-    end = max(count, len(pending) - 2)  # The last page and the snapshot are together.
-    return [*data, *([page] for page in pending[count:end]), pending[end:]]
+    return [*data, *([record] for record in pending[count:])]
 
 
 def _split_parts(batch: RecordBatch, drafts: Sequence[PendingRecord]) -> list[list[PendingRecord]]:

@@ -66,9 +66,10 @@ from perdure.journal.chain import (
     VerifiedEntry,
 )
 from perdure.journal.erasures import NOTHING_ERASED
+from perdure.journal.forward_reader import ForwardReader
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.pages import read_page
-from perdure.journal.reader import PAGE, ForwardReader, History
+from perdure.journal.reader import PAGE, History
 from perdure.journal.records import (
     Content,
     Deleted,
@@ -207,14 +208,13 @@ class Replica:
 
     def load(self) -> Steps[None]:
         """Read the end of the stream, back to the latest usable snapshot, and publish the state."""
-        head, tail, state = yield from self.loader.load()
-        self.unfinished = head is not None and head.labels >= UNFINISHED
-        if tail:
-            stream = StreamIdentity(self.name, tail[0].header.stream, self.settings.tenant)
-            self._publish(state, stream, tail[0].tip, None)
+        loaded = yield from self.loader.load()
+        self.unfinished = loaded is not None and loaded.is_unfinished
+        if loaded is not None:
+            state, past, records = loaded.state, loaded.history, loaded.records
+            last = yield from self.loader.last_payload(past, state.last_message, records)
             self.unseen.clear()
-            last = yield from self.loader.last_payload(self.history, state.last_message, tail)
-            self.view = StateView(self.state, self.history, last)
+            self.view = StateView(state, past, last)
 
     def _add_notice(self, event: str, **fields: object) -> None:
         self.pending_events.append(PendingEvent(event, fields))

@@ -17,8 +17,9 @@ from perdure.core.validation import require_int, require_record_id, require_str
 from perdure.errors import NotFoundError, UsageError
 from perdure.journal import chain, codec
 from perdure.journal.chain import PendingRecord
+from perdure.journal.forward_reader import ForwardReader
 from perdure.journal.ranges import Positions, clip_ranges, merge_ranges
-from perdure.journal.reader import PAGE, ForwardReader
+from perdure.journal.reader import PAGE
 from perdure.journal.records import Message, MessagesReplaced, MessagesRetracted
 from perdure.journal.requests import Steps
 

@@ -5,6 +5,9 @@ state, and notices of snapshots that were skipped. Nothing is published here.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from perdure.backends.protocol import HALF_COPIED, UNFINISHED, Entry, Head
 from perdure.core.plans import PendingEvent
@@ -15,11 +18,13 @@ from perdure.journal import chain, reader, requests
 from perdure.journal.chain import ChainTip, PendingRecord, StreamIdentity, VerifiedRecord
 from perdure.journal.cipher import Cipher
 from perdure.journal.compaction import Compacted
-from perdure.journal.reader import PAGE, History
+from perdure.journal.reader import PAGE, BackwardReader, History, ReadTail
 from perdure.journal.records import Message, MessagesReplaced, MessagesRetracted, Snapshot
 from perdure.journal.requests import Steps
 
 LOADS_MAX = 5  # each read an end of the session that another process had changed meanwhile
+
+PAGE_RECORDS = 32  # records per read beyond the first; a branch may have to look in its parent
 
 _RETRACTIONS = frozenset({MessagesRetracted.kind, MessagesReplaced.kind})
 
@@ -91,6 +96,28 @@ def _require_newest(head: Head | None, entries: Sequence[Entry]) -> None:
         raise ChainError(head.stream, head.position, reason)
 
 
+class _Tail(NamedTuple):
+    """The records back to a snapshot, newest first; its state; and all records that were read."""
+
+    records: list[VerifiedRecord]
+    base: SessionState | None
+    read: list[VerifiedRecord]
+
+
+class LoadedTail(NamedTuple):
+    """The end of a session: its head, its newest records, newest first, its state and history."""
+
+    head: Head | None
+    records: list[VerifiedRecord]
+    state: SessionState
+    history: History
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it is a copy that is not whole yet."""
+        return self.head is not None and self.head.labels >= UNFINISHED
+
+
 class StateLoader:
     """Reads the end of one session's history and applies it."""
 
@@ -99,10 +126,10 @@ class StateLoader:
         self._settings = settings
         self._notices = notices
 
-    def load(self) -> Steps[tuple[Head | None, list[VerifiedRecord], SessionState]]:
-        """Return the head, the records since the snapshot that it names, newest first, the state.
+    def load(self) -> Steps[LoadedTail | None]:
+        """Return the head, the records since the snapshot that it names, and the state.
 
-        Without a stream there are neither head nor records.
+        None without a stream.
         """
         tries = LOADS_MAX
         while True:
@@ -118,41 +145,43 @@ class StateLoader:
                 _require_newest(head, entries)  # Damage can produce any version number.
                 raise
 
-    def _load(
-        self, head: Head | None, entries: Sequence[Entry]
-    ) -> Steps[tuple[Head | None, list[VerifiedRecord], SessionState]]:
+    def _load(self, head: Head | None, entries: Sequence[Entry]) -> Steps[LoadedTail | None]:
         if head is None and not entries:
-            return None, [], SessionState()
+            return None
         if head is not None:
             _require_snapshot(head, entries)
-        tail, base = yield from self.read_tail(None, entries)
-        _require_head(self._name, head, tail)
-        state = self.rebuild(tail, base)
-        if head is not None and head.position == tail[0].position:  # Else it is older.
+        cipher, tenant = self._settings.cipher, self._settings.tenant
+        backward = BackwardReader(self._name, cipher, tenant=tenant, entries=entries)
+        tail = yield from self._read_tail(backward)
+        _require_head(self._name, head, tail.records)
+        state = self._rebuild(tail)
+        if head is not None and head.position == tail.records[0].position:  # Else it is older.
             require_labels(head, state, self._settings)
-        return head, tail, state
+        newest = tail.records[0]
+        stream = StreamIdentity(self._name, newest.header.stream, tenant)
+        past = history_of(stream, newest.tip, cipher, state)
+        past = msgspec.structs.replace(past, tail=ReadTail(tail.read, backward))
+        return LoadedTail(head, tail.records, state, past)
 
-    def read_tail(
-        self, past: History | None, entries: Sequence[Entry] = ()
-    ) -> Steps[tuple[list[VerifiedRecord], SessionState | None]]:
+    def _read_tail(self, backward: BackwardReader) -> Steps[_Tail]:
         """Return the records back to the latest usable snapshot, newest first, and its state.
 
         Without one, the state is that before the first record of a compacted history, or None.
-        `entries` are the last ones of the stream, if they were read already.
         """
-        cipher, tenant = self._settings.cipher, self._settings.tenant
-        backward = reader.BackwardReader(self._name, cipher, past, tenant=tenant, entries=entries)
         tail: list[VerifiedRecord] = []
+        read: list[VerifiedRecord] = []
         while not backward.ended:
-            for linked in (yield from backward.page()):
+            page = yield from backward.page(PAGE_RECORDS)
+            read += page
+            for linked in page:
                 tail.append(linked)
                 if linked.kind == Snapshot.kind and linked.body is not None:
                     base = self._restore(linked)
                     if base is not None:
-                        return tail, base
+                        return _Tail(tail, base, read)
         compactions = (linked for linked in tail if linked.kind == Compacted.kind)
         newest = next(compactions, None)
-        return tail, None if newest is None else self._restore_base(newest)
+        return _Tail(tail, None if newest is None else self._restore_base(newest), read)
 
     def base_of(self, past: History) -> Steps[SessionState | None]:
         """Return the state before the first record of a history that was compacted, else None."""
@@ -180,20 +209,21 @@ class StateLoader:
         self._notices.append(PendingEvent("snapshot_skipped", fields))
         return None
 
-    def rebuild(self, tail: list[VerifiedRecord], base: SessionState | None) -> SessionState:
-        """Apply a tail, given newest first, to the state of its snapshot or to an empty one."""
+    def _rebuild(self, tail: _Tail) -> SessionState:
+        """Apply a tail to the state of its snapshot, or to an empty one."""
+        records, base, _ = tail
         state = base or SessionState()
-        is_snapshot = base is not None and tail[-1].kind == Snapshot.kind
-        for linked in reversed(tail[:-1] if is_snapshot else tail):
+        is_snapshot = base is not None and records[-1].kind == Snapshot.kind
+        for linked in reversed(records[:-1] if is_snapshot else records):
             self.apply(state, linked)
         return state
 
     def state_at(self, past: History, tip: ChainTip) -> Steps[SessionState]:
         """Return the state at a position of a history, which may be within an entry."""
-        tail, base = yield from self.read_tail(past.until(tip))
-        if base is None:
-            base = yield from self.base_of(past)
-        return self.rebuild(tail, base)
+        tail = yield from self._read_tail(reader.read_backward(past.until(tip)))
+        if tail.base is None:
+            tail = tail._replace(base=(yield from self.base_of(past)))
+        return self._rebuild(tail)
 
     def apply(self, state: SessionState, linked: VerifiedRecord) -> PendingRecord:
         """Apply a record to a state, and return it. An erased one has no effect."""

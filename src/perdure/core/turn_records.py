@@ -22,9 +22,10 @@ from perdure.errors import CompactedError, DivergenceError
 from perdure.formats.tool_calls import open_calls
 from perdure.journal import chain, reader
 from perdure.journal.chain import VerifiedRecord
+from perdure.journal.forward_reader import ForwardReader
 from perdure.journal.ids import GENERATED_PREFIX
 from perdure.journal.large import join_content, join_records
-from perdure.journal.reader import BackwardReader, ForwardReader, History
+from perdure.journal.reader import History
 from perdure.journal.records import (
     ApprovalDecided,
     ApprovalRequested,
@@ -106,8 +107,7 @@ class _NewestRecords:
     """Reads the records of a history from its end. Pages grow."""
 
     def __init__(self, past: History) -> None:
-        stream = past.stream
-        self._backward = BackwardReader(stream.session, past.cipher, past, tenant=stream.tenant)
+        self._backward = reader.read_backward(past)
         self._limit = _FIRST_PAGE
 
     def page(self) -> Steps[list[VerifiedRecord] | None]:

@@ -19,10 +19,11 @@ from perdure.journal import chain, reader, requests
 from perdure.journal.chain import VerifiedRecord
 from perdure.journal.compaction import Compacted, DroppedIds
 from perdure.journal.erasures import NOTHING_ERASED, Erasures
+from perdure.journal.forward_reader import ForwardReader
 from perdure.journal.large import check_body, citations_of, positions_of
 from perdure.journal.parts import Part
 from perdure.journal.ranges import Positions, contains
-from perdure.journal.reader import ForwardReader, History
+from perdure.journal.reader import History
 from perdure.journal.records import Content, IndexPage, Message, Snapshot, Summary
 from perdure.journal.requests import Steps
 

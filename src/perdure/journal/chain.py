@@ -414,13 +414,12 @@ def _without_empty_keys(header: Header) -> object:
 
 
 def _is_well_formed(header: Header) -> bool:
-    kinds = [record.kind for record in header.records if record.length > 0]
-    if header.bound is not None:
-        if len(header.bound) != (4 if kinds[:1] == [Branched.kind] else 2):
+    bound, records = header.bound, header.records
+    for record in records:
+        if record.length < 1 or (bound is None and record.kind in _BOUND_KINDS):
             return False
-    elif not _BOUND_KINDS.isdisjoint(kinds):
-        return False
-    return len(kinds) == len(header.records) and FIRST_KINDS.isdisjoint(kinds[1:])
+    is_whole = bound is None or len(bound) == (4 if records[0].kind == Branched.kind else 2)
+    return is_whole and not any(record.kind in FIRST_KINDS for record in records[1:])
 
 
 def _header_error(name: str, entry: Entry, digest: str | None) -> Exception:

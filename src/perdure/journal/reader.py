@@ -19,8 +19,6 @@ from perdure.errors import (
     DamagedError,
     ErasedError,
     NotFoundError,
-    PerdureError,
-    VersionError,
 )
 from perdure.journal import chain, key_store, requests
 from perdure.journal.chain import ChainTip, StreamIdentity, VerifiedEntry, VerifiedRecord
@@ -28,7 +26,7 @@ from perdure.journal.cipher import Cipher, keyed
 from perdure.journal.compaction import Compacted
 from perdure.journal.dropped import explain_missing, unwrap, why_dropped
 from perdure.journal.erasures import NOTHING_ERASED, Erasures
-from perdure.journal.pages import complete_page, read_page
+from perdure.journal.pages import complete_page
 from perdure.journal.records import (
     Branched,
     Content,
@@ -80,6 +78,8 @@ class History(msgspec.Struct, frozen=True, gc=False):
     """The position of the record of the newest compaction, or 0."""
     carried: Mapping[int, int] = {}
     """By the position of a dropped record: that of the `carried` record that has it."""
+    tail: "ReadTail | None" = None
+    """The records that opening has read, for the first reader from the end."""
 
     @property
     def segments(self) -> list[Segment]:
@@ -95,7 +95,7 @@ class History(msgspec.Struct, frozen=True, gc=False):
 
     def until(self, tip: ChainTip) -> "History":
         """The same history, ending at an earlier tip."""
-        return msgspec.structs.replace(self, tip=tip)
+        return msgspec.structs.replace(self, tip=tip, tail=None)
 
     @property
     def first(self) -> int:
@@ -273,6 +273,10 @@ class BackwardReader:
     ) -> None:
         self._read_before = entries
         """The first page, if the caller has read it."""
+        self._again: tuple[History, Sequence[VerifiedRecord]] | None = None
+        """The records to return once more, and the history that they end."""
+        self._is_at_start = False
+        """Whether there is nothing before what was read."""
         self._name = name
         self._cipher = cipher
         self._is_sealed = cipher.is_placed
@@ -290,13 +294,21 @@ class BackwardReader:
     def _enter(self, stream: StreamIdentity) -> None:
         self._name, self._stream = stream.session, stream
 
-    def page(self, limit: int = PAGE) -> Steps[list[VerifiedRecord]]:
-        """Return the records of the next entries, newest first; none at the beginning.
+    def start_again(self, history: History, records: Sequence[VerifiedRecord]) -> None:
+        """Return the records that were read once more, and then those before them."""
+        self._again, self._erasures = (history, records), history.erasures or NOTHING_ERASED
+        self._begin = history.begin if history.compacted else 0
+        self.ended = False
 
-        About `limit` records, given how many the entries so far have had.
-        """
-        if self.ended:
-            return []
+    def _repeat(
+        self, history: History, records: Sequence[VerifiedRecord]
+    ) -> Steps[list[VerifiedRecord]]:
+        self._again = None
+        yield from require_tip(history)  # The store may have been put back since.
+        self.ended = self._is_at_start
+        return [*records]
+
+    def _read(self, limit: int) -> Steps[Sequence[Entry]]:
         after = self._expected.position + 1 if self._expected else 0
         size = min(limit, FIRST_PAGE)
         if self._entries_read:
@@ -306,7 +318,19 @@ class BackwardReader:
             # As `requests.read`: every window and every opening reads through here.
             entries = yield Read(self._name, after, size, reverse=True, max_body=PAGE_BODY_MAX)
         if None in map(_body_of, entries):
-            entries = yield from complete_page(self._name, entries)
+            return (yield from complete_page(self._name, entries))
+        return entries
+
+    def page(self, limit: int = PAGE) -> Steps[list[VerifiedRecord]]:
+        """Return the records of the next entries, newest first; none at the beginning.
+
+        About `limit` records, given how many the entries so far have had.
+        """
+        if self._again is not None:
+            return (yield from self._repeat(*self._again))
+        if self.ended:
+            return []
+        entries = yield from self._read(limit)
         if not entries:
             if self._expected is not None:
                 yield from explain_missing(self._name, self._expected.position, self._cipher)
@@ -322,6 +346,7 @@ class BackwardReader:
                 break
         self._entries_read += len(entries)
         self._records_read += len(records)
+        self._is_at_start = self.ended
         return records
 
     def _check(self, linked: VerifiedEntry) -> list[VerifiedRecord]:
@@ -332,19 +357,20 @@ class BackwardReader:
         chain.require_same_stream(self._stream, linked)
         records = [*reversed(linked.records)]
         if expected is not None:
-            if not entry.position <= expected.position <= entry.last or (
+            last = entry.position + len(records) - 1
+            if not entry.position <= expected.position <= last or (
                 linked.digest != expected.digest and expected.digest is not None
             ):
                 raise _broken_link(self._name, expected, linked)
-            if entry.last > expected.position:  # A branch may begin within an entry.
-                records = records[entry.last - expected.position :]
+            if last > expected.position:  # A branch may begin within an entry.
+                records = records[last - expected.position :]
         self._expected = ChainTip(entry.position - 1, header.previous)
         self._note(records)
         if header.kind == Branched.kind:
             self._cross(linked)
         elif header.kind == Deleted.kind or entry.position == 1:
             self.ended = True
-            _require_bound(self._name, linked)
+            require_bound(self._name, linked)
         if entry.position == self._begin:
             self.ended = True
         return records
@@ -367,9 +393,38 @@ class BackwardReader:
                 self._begin = require_kind(self._name, record.position, content, Compacted).first
 
     def _cross(self, linked: VerifiedEntry) -> None:
-        _require_bound(self._name, linked)
+        require_bound(self._name, linked)
         parent = parent_of(self._name, linked)
         self._enter(StreamIdentity(parent.name, parent.stream, self._tenant))
+
+
+class ReadTail:
+    """The records that opening has read, newest first, and the reader that has read them.
+
+    The first reader of the history takes them, so that they are not read twice. They are not kept
+    any longer: a process may have many sessions open.
+    """
+
+    def __init__(self, records: Sequence[VerifiedRecord], backward: BackwardReader) -> None:
+        self._taken = [(records, backward)]
+
+    def take(self, history: History) -> BackwardReader | None:
+        """Return a reader that begins with the records; None if another one has them."""
+        try:
+            records, backward = self._taken.pop()
+        except IndexError:
+            return None
+        backward.start_again(history, records)
+        return backward
+
+
+def read_backward(history: History) -> BackwardReader:
+    """Return a reader from the end of a history to its beginning."""
+    known = history.tail.take(history) if history.tail is not None else None
+    if known is not None:
+        return known
+    stream = history.stream
+    return BackwardReader(stream.session, history.cipher, history, tenant=stream.tenant)
 
 
 def _broken_link(name: str, expected: ChainTip, linked: VerifiedEntry) -> ChainError:
@@ -379,7 +434,8 @@ def _broken_link(name: str, expected: ChainTip, linked: VerifiedEntry) -> ChainE
     return ChainError(name, expected.position, "it is not the entry that its successor links to")
 
 
-def _require_bound(name: str, linked: VerifiedEntry) -> None:
+def require_bound(name: str, linked: VerifiedEntry) -> None:
+    """Raise ChainError if the first entry of a stream does not name its session."""
     if linked.header.bound is None:
         raise ChainError(name, linked.entry.position, "the first entry names no session")
 
@@ -393,199 +449,3 @@ def parent_of(name: str, linked: VerifiedEntry) -> ParentStream:
     if linked.header.kind != Branched.kind or bound is None or at < 1:
         raise ChainError(name, at + 1, "it does not continue its parent's history")
     return ParentStream(bound[2], bound[3], at)
-
-
-class _QueuedEntry(NamedTuple):
-    """An entry that `ForwardReader` has read but not yet returned: verified, or with its error."""
-
-    first: int
-    last: int
-    """Its last position that belongs to the history."""
-    digest: str
-    linked: VerifiedEntry | None
-    error: PerdureError | None = None
-    damage: Sequence[ChainError] = ()
-    """The errors of records whose body does not match the header."""
-
-
-class ForwardReader:
-    """Reads from a position to the end of a history, entry by entry.
-
-    An entry is returned only after its successor, or the tip, confirms its digest, because an
-    altered header can still parse. Damage is raised, or reported to `on_damage` and skipped.
-    """
-
-    def __init__(
-        self, history: History, *, after: int = 0, on_damage: OnDamage | None = None
-    ) -> None:
-        segments = [segment for segment in history.segments if segment.high > after]
-        start = max(after, segments[0].low) if segments else after
-        self._history = history
-        self._on_damage = on_damage
-        self._after = self._at = start
-        # None: the first entry may begin before `after`, and what it links to is not known.
-        self._previous = ChainTip(0, "") if start == 0 else None
-        self._segments = iter(segments)
-        self._segment = next(self._segments, None)
-        self._waiting: list[_QueuedEntry] = []
-        self._ready: list[VerifiedRecord] = []
-
-    def page(self, limit: int = PAGE) -> Steps[list[VerifiedRecord] | None]:
-        """Return the records of the next entries (maybe none yet), or None at the end."""
-        if self._segment is None:
-            return None
-        yield from self._fill(self._segment, limit)
-        ended = self._segment is None
-        while self._waiting and (ended or len(self._waiting) > 2):  # noqa: PLR2004 - see _is_confirmed
-            self._deliver(self._waiting.pop(0))
-        ready, self._ready = self._ready, []
-        return ready
-
-    # Reading entries.
-
-    def _fill(self, segment: Segment, limit: int) -> Steps[None]:
-        start = self._at
-        limit = min(limit, segment.high - self._at)
-        entries = yield from self._read(segment, limit)
-        if entries and entries[0].position > start + 1:
-            yield from self._require_not_compacted(segment.stream.session, start + 1)
-        for entry in entries:
-            if entry.position <= segment.high:
-                self._queue(segment, entry)
-                linked = self._waiting[-1].linked
-                if self._history.cipher.is_placed and linked is not None:
-                    yield from key_store.load_keys(self._history.cipher, linked.header)
-        if self._at == start:
-            yield from self._skip_segment(segment)
-        if self._at >= segment.high:
-            self._segment = next(self._segments, None)
-
-    def _require_not_compacted(self, name: str, position: int) -> Steps[None]:
-        """Raise if another process has compacted the session since this view was read."""
-        try:
-            error = yield from why_dropped(name, position, self._history.cipher)
-        except DamagedError:
-            if self._on_damage is None:
-                raise
-            return  # It is reported with the entry that is damaged.
-        if isinstance(error, CompactedError):
-            raise error
-
-    def _read(self, segment: Segment, limit: int) -> Steps[Sequence[Entry]]:
-        name, after = segment.stream.session, self._at
-        try:
-            return (yield from read_page(name, after=after, limit=limit))
-        except DamagedError:
-            if self._on_damage is None:
-                raise
-        # The store cannot read that page: read single entries, to skip only the damaged ones.
-        try:
-            return (yield from requests.read(name, after=after, limit=1))
-        except DamagedError as error:
-            self._queue_error(after + 1, error)
-            return ()
-
-    def _queue(self, segment: Segment, entry: Entry) -> None:
-        name = segment.stream.session
-        if entry.position > self._at + 1:
-            gap = ChainError(name, self._at + 1, f"it is missing, up to {entry.position}")
-            self._queue_error(entry.position - 1, gap)
-        first, last = max(entry.position, self._at + 1), min(entry.last, segment.high)
-        digest, damage = chain.entry_digest(entry), list[ChainError]()
-        try:
-            if self._at > self._after and entry.position <= self._at:
-                raise ChainError(name, first, "its entry overlaps the one before it")
-            linked = chain.verify_entry(name, entry, damage.append)
-            chain.require_same_stream(segment.stream, linked)
-            self._waiting.append(_QueuedEntry(first, last, digest, linked, damage=damage))
-        except (DamagedError, VersionError) as error:
-            self._waiting.append(_QueuedEntry(first, last, digest, None, error))
-        self._at = last
-
-    def _queue_error(self, position: int, error: DamagedError) -> None:
-        self._waiting.append(_QueuedEntry(self._at + 1, position, "", None, error))
-        self._at = position
-
-    def _skip_segment(self, segment: Segment) -> Steps[None]:
-        try:
-            cipher = self._history.cipher
-            yield from explain_missing(segment.stream.session, self._at + 1, cipher)
-        except ChainError as error:
-            self._queue_error(self._at + 1, error)
-            self._at = segment.high
-
-    # Returning records.
-
-    def _deliver(self, item: _QueuedEntry) -> None:
-        name = self._history.stream.session
-        try:
-            if item.linked is None or not self._is_confirmed(item):
-                raise self._error(name, item)
-            self._require_linked(name, item.linked)
-            self._previous = ChainTip(item.last, item.digest)
-        except DamagedError as error:
-            self._report(error)
-            self._previous = ChainTip(item.last, None)
-            if item.digest:  # All records of an entry are lost with it. A gap is one error.
-                for position in range(item.first + 1, item.last + 1):
-                    self._report(ChainError(name, position, error.reason))
-            return
-        for damage in item.damage:
-            if self._after < damage.position <= item.last:
-                self._report(damage)
-        for record in item.linked.records:
-            if self._after < record.position <= item.last:
-                self._add(name, record)
-
-    def _add(self, name: str, record: VerifiedRecord) -> None:
-        try:
-            require_body(name, record, self._history.erasures, self._history.cipher)
-            self._ready.append(record)
-        except DamagedError as error:
-            self._report(error)
-
-    def _report(self, error: DamagedError) -> None:
-        if self._on_damage is None:
-            raise error
-        self._on_damage(error)
-
-    def _is_confirmed(self, item: _QueuedEntry) -> bool:
-        """Whether the successor or the tip links to this entry, or the successor is altered.
-
-        If the successor does not link here, it is itself the altered entry, unless its own
-        successor confirms it.
-        """
-        if item.last == self._history.tip.position:
-            return self._history.tip.digest in (None, item.digest)
-        successor = self._successor(item)
-        return (
-            successor is None
-            or self._successor_confirms(item)
-            or not self._successor_confirms(successor)
-        )
-
-    def _successor_confirms(self, item: _QueuedEntry) -> bool:
-        if item.last == self._history.tip.position:
-            return self._history.tip.digest == item.digest
-        successor = self._successor(item)
-        if successor is None or successor.linked is None:
-            return True
-        return successor.linked.header.previous == item.digest
-
-    def _successor(self, item: _QueuedEntry) -> _QueuedEntry | None:
-        return next((other for other in self._waiting if other.first == item.last + 1), None)
-
-    def _error(self, name: str, item: _QueuedEntry) -> PerdureError:
-        # A VersionError counts only for an unaltered entry: damage can produce any version number.
-        if item.error is not None and (
-            isinstance(item.error, DamagedError) or self._successor_confirms(item)
-        ):
-            return item.error
-        return ChainError(name, item.first, "it is not the entry that its successor links to")
-
-    def _require_linked(self, name: str, linked: VerifiedEntry) -> None:
-        if self._previous is not None:
-            chain.require_follows(name, self._previous, linked)
-        is_first = linked.entry.position == self._history.begin and not self._history.compacted
-        if linked.entry.position == 1 or is_first:
-            _require_bound(name, linked)

@@ -30,6 +30,11 @@ class Read(NamedTuple):
     """Longer bodies are left out."""
 
 
+class Tail(NamedTuple):
+    stream: str
+    limit: int
+
+
 class Heads(NamedTuple):
     prefix: str
     after: str
@@ -72,7 +77,7 @@ class ReloadKeys(NamedTuple):
     """Read the keys of an encrypted store again, because they were rotated."""
 
 
-Request = Read | Heads | Commit | CommitTogether | Drop | Wait | Keys | ReloadKeys | Compute
+Request = Read | Tail | Heads | Commit | CommitTogether | Drop | Wait | Keys | ReloadKeys | Compute
 
 Steps = Generator[Request, Any, T]
 
@@ -107,8 +112,11 @@ def head(stream: str) -> Steps[Head | None]:
 def tail(stream: str, *, limit: int) -> Steps[tuple[Head | None, Sequence[Entry]]]:
     """Return the head of a stream, and entries back to the snapshot that it names, newest first.
 
-    If it names none, the last `limit` entries. Long bodies are left out (`journal.pages`).
+    If it names none, the last `limit` entries or fewer. Long bodies are left out (`journal.pages`).
     """
+    answer: tuple[Head | None, Sequence[Entry]] | None = yield Tail(stream, limit)
+    if answer is not None:
+        return answer
     newest = yield from head(stream)
     entries = yield from _tail_entries(stream, newest, limit)
     # The head must be read before the entries, or an end cut short would go unnoticed. Here the

@@ -11,9 +11,11 @@ from weakref import WeakSet
 
 from perdure.backends import watchers
 from perdure.backends.protocol import WATCH, Backend, require_watch
+from perdure.backends.tail import TAIL, require_tail
 from perdure.backends.watchers import FIRST_PAUSE, LONGEST_PAUSE
 from perdure.core.batching import T
 from perdure.journal.requests import (
+    PAGE_BODY_MAX,
     Commit,
     CommitTogether,
     Compute,
@@ -24,6 +26,7 @@ from perdure.journal.requests import (
     ReloadKeys,
     Request,
     Steps,
+    Tail,
     Wait,
 )
 from perdure.sync.concurrency import collect, compute, sleep
@@ -67,7 +70,7 @@ class Driver:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def answer(self, request: Request) -> Any:
+    def answer(self, request: Request) -> Any:  # noqa: C901 - a case for each request
         """Perform one request and return the reply."""
         backend = self._backend
         match request:
@@ -80,6 +83,11 @@ class Driver:
                     stream, after=after, limit=limit, reverse=reverse, max_body=max_body
                 )
                 return collect(entries)
+            case Tail(stream, limit):
+                if TAIL not in backend.capabilities:
+                    return None  # The steps then ask for the head and the entries.
+                own = require_tail(backend)
+                return own.tail(stream, limit=limit, max_body=PAGE_BODY_MAX)
             case Heads(prefix, after_name, labels, limit, without, headers):
                 heads = backend.streams(
                     prefix=prefix,

@@ -25,6 +25,7 @@ from perdure.backends.protocol import (
     require_watch,
     tenant_of,
 )
+from perdure.backends.tail import TAIL
 from perdure.errors import DamagedError, UnavailableError
 
 T = TypeVar("T")
@@ -40,7 +41,8 @@ class BackendWrapper:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.name = backend.name
-        self.capabilities = backend.capabilities
+        # Without `tail`: opening then reads by the methods that a wrapper may override.
+        self.capabilities = backend.capabilities - {TAIL}
         self.guarantees = backend.guarantees
         self.tenant = tenant_of(backend)
 

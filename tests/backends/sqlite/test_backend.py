@@ -41,11 +41,15 @@ def backend(path: Path) -> Iterator[SqliteBackend]:
     backend.close()
 
 
+WRITER_ONLY = {"fullfsync", "checkpoint_fullfsync", "secure_delete", "journal_size_limit"}
+
+
 def files(folder: Path) -> list[str]:
     return [one.name for one in folder.iterdir()]
 
 
 def writer(backend: SqliteBackend) -> apsw.Connection:
+    backend._connections.write("", lambda _: None)
     connection = backend._connections._writer
     assert connection is not None
     return connection
@@ -76,7 +80,8 @@ def test_connections_are_set_up_for_durability(
     backend: SqliteBackend, pragma: str, value: object
 ) -> None:
     assert writer(backend).pragma(pragma) == value
-    assert backend._connections.read(lambda reader: reader.pragma(pragma)) == value
+    if pragma not in WRITER_ONLY:
+        assert backend._connections.read(lambda reader: reader.pragma(pragma)) == value
 
 
 def test_a_closed_store_is_a_single_file(path: Path) -> None:

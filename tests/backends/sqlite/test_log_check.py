@@ -218,7 +218,7 @@ def test_a_store_that_others_write_to_can_be_opened_at_any_moment(tmp_path: Path
     """Frames appear behind those that were counted, and the log is begun anew again and again."""
     path = tmp_path / "store.db"
     writer = SqliteBackend(path)
-    writer._connections._writer.pragma("wal_autocheckpoint", 20)  # type: ignore[union-attr]
+    writer._connections.write("", lambda db: db.pragma("wal_autocheckpoint", 20), begin=False)
     ended = threading.Event()
 
     def write() -> None:

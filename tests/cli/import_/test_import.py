@@ -376,7 +376,7 @@ def test_an_import_that_was_killed_goes_on_where_it_stopped(
         assert done.exit_code == 1
         left = 35 - min(stop * 10, 35)
         rest = f", {left} of them now"
-        assert f"35 messages in session chat{rest}, up to position 38" in done.stdout
+        assert f"35 messages in session chat{rest}, up to position 40" in done.stdout
         assert messages_of("chat", address) == messages
         assert "nothing was added" in invoke(address, "import", "chat.json").stdout
 

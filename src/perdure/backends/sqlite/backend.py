@@ -40,6 +40,7 @@ from perdure.backends.sqlite.errors import DRIVER_ERRORS, translate_error
 from perdure.backends.sqlite.ordered import ValueListing
 from perdure.backends.sqlite.reading import (
     EntryPage,
+    StreamTail,
     head_from_label,
     read_head,
     require_order,
@@ -59,6 +60,7 @@ from perdure.backends.sqlite.rows import (
     text_or_blob,
 )
 from perdure.backends.sqlite.schema import INCREMENTAL, require_library
+from perdure.backends.tail import TAIL
 from perdure.backends.watchers import Watchers
 from perdure.errors import (
     DamagedError,
@@ -150,7 +152,7 @@ class SqliteBackend:
     new bodies are compressed by every process that opens it later. Earlier ones stay as they are.
     """
 
-    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, ORDER, RECENT, REMOVE, WATCH})
+    capabilities: frozenset[str] = frozenset({ATOMIC, CHECK, ORDER, RECENT, REMOVE, TAIL, WATCH})
 
     def __init__(
         self,
@@ -317,6 +319,16 @@ class SqliteBackend:
             last = page.entries[-1]
             after = last.position if reverse else last.last
 
+    def tail(
+        self, stream: str, *, limit: int, max_body: int | None = None
+    ) -> tuple[Head | None, Sequence[Entry]]:
+        """As `TailCapability.tail`."""
+        tail = StreamTail(stream, limit, UNLIMITED if max_body is None else max_body)
+        error = self._load(tail)
+        if error is not None:
+            raise error
+        return tail.head, tail.entries
+
     def streams(
         self,
         *,
@@ -448,7 +460,7 @@ class SqliteBackend:
         except DRIVER_ERRORS as error:
             raise translate_error(error, self.name) from error
 
-    def _load(self, page: EntryPage) -> PerdureError | None:
+    def _load(self, page: EntryPage | StreamTail) -> PerdureError | None:
         """Load a page; return the error to raise after its entries have been yielded."""
         try:
             self._connections.read(page.load)

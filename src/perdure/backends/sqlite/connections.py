@@ -38,11 +38,9 @@ BUSY_TIMEOUT = 60.0
 
 T = TypeVar("T")
 
-
 Identity = tuple[int, int] | None
 
 """The file that a path points to: its device and inode, or None if there is no file."""
-
 
 DRAIN_TIMEOUT = 10.0  # seconds that a fork or a close waits for operations in progress
 
@@ -74,10 +72,10 @@ class ConnectionPool:
         self._prepare_writer = batch_append.prepare_batches
         self._file: Identity = None
         self._log_identities: list[Identity] = []
-        """Identities of the writer's -wal and -shm; empty while the writer is opened or closed."""
+        """Identities of -wal and -shm; empty while it is not known that a connection is open."""
         self._writer: apsw.Connection | None = None
         self._may_write = False
-        """Whether the writer is prepared; before that, it only keeps the log."""
+        """Whether the writer is prepared."""
         self._readers: list[apsw.Connection] = []
         self._loans: set[object] = set()
         """One for each reader that is in use."""
@@ -141,20 +139,21 @@ class ConnectionPool:
                         self._poison()
 
     def open(self) -> tuple[Check, ...]:
-        """Open the writer, without its lock, and return the settings that are active."""
+        """Open the first connection, which will read, and return the settings that are active."""
         has_log = schema.file_size(self._path + "-wal") > 0
         with self._writing:
             try:
                 self._require_same_file()
-                writer = self._open_writer()
-                if writer.readonly("main"):
+                self._readers.append(first := self._open_one())
+                _, *self._log_identities = self._identify()
+                if first.readonly("main"):
                     raise apsw.ReadOnlyError("the file is opened for reading only")
                 if has_log:
                     # A process that holds the lock has done this before it wrote.
-                    with contextlib.suppress(apsw.BusyError), _without_waiting(writer, self._busy):
-                        self._rewrite_log_once(writer)
-                self.is_compressed = schema.is_compressed(writer, self._name)
-                return check_settings(writer, self._name)
+                    with contextlib.suppress(apsw.BusyError), _without_waiting(first, self._busy):
+                        self._rewrite_log_once(first)
+                self.is_compressed = schema.is_compressed(first, self._name)
+                return check_settings(first, self._name)
             except DRIVER_ERRORS as error:
                 raise translate_error(error, self._name) from error
 
@@ -170,6 +169,8 @@ class ConnectionPool:
                 reader.execute("rollback")
             except BaseException:
                 # It may hold a snapshot, or cache pages that were misread.
+                if self._writer is None:
+                    self._log_identities = []  # SQLite removes the log with the last connection.
                 reader.close(True)  # noqa: FBT003 - positional-only in apsw
                 raise
             self._return_reader(reader)
@@ -216,7 +217,7 @@ class ConnectionPool:
         if self._file is not None and file != self._file:
             reason = "the file was removed or replaced while it was open"
             raise UnavailableError(self._name, reason, "restore it, then open the store again")
-        # While the writer is open, SQLite itself removes neither of them.
+        # While a connection is open, SQLite itself removes neither of them.
         if expected and beside != expected and self._log_identities is expected:
             if beside[-1] not in (None, expected[-1]):
                 self._disable_checkpoint()
@@ -269,7 +270,7 @@ class ConnectionPool:
         writer = self._writer or self._open_writer()
         if not self._log_rewritten:
             self._rewrite_log_once(writer)
-        schema.add_later_index(writer)
+        schema.prepare_writer(writer, self._name)
         self._prepare_writer(writer)
         self._may_write = True
         return writer
@@ -446,7 +447,6 @@ if hasattr(os, "register_at_fork"):
 _NOT_WRITABLE = (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError, OSError)
 
 """The errors of opening a file or a log that cannot be written."""
-
 
 # nanoseconds; three ticks of a file system's clock, which has 10 ms or less
 CLOCK_MARGIN = 30_000_000

@@ -279,7 +279,11 @@ class EntryPage:
         if head is None:
             self.is_last = True
             return
-        self._fill(db, key)
+        self.fill(db, head)
+
+    def fill(self, db: apsw.Connection, head: Head) -> None:
+        """Load the page, and compare it with the head."""
+        self._fill(db, stream_key(self.stream))
         self._check_end(head.position)
 
     def _check_end(self, head: int) -> None:
@@ -287,7 +291,7 @@ class EntryPage:
 
         `drop` never removes the last entry, so that a missing one is always damage.
         """
-        highest = max((entry.last for entry in self.entries), default=self.after)
+        highest = self.entries[0 if self.reverse else -1].last if self.entries else self.after
         if self.entries and highest > head:
             raise DamagedError(self.stream, head + 1, "entries exist after its head")
         reaches_end = not self.after if self.reverse else self.is_last
@@ -339,3 +343,34 @@ class EntryPage:
         if body is not None and len(body) > self.max_body:
             body = None
         return Entry(first, header, body, last - first + 1)
+
+
+class StreamTail:
+    """The head of a stream and its newest entries, newest first, from one snapshot."""
+
+    def __init__(self, stream: str, limit: int, max_body: int) -> None:
+        self.stream = stream
+        self.head: Head | None = None
+        self.entries: list[Entry] = []
+        self.next_position = 0
+        self._limit = limit
+        self._max_body = max_body
+
+    def load(self, db: apsw.Connection) -> None:
+        self.head = head = read_head(db, self.stream, stream_key(self.stream))
+        if head is None:
+            return
+        if not head.snapshot:
+            page = EntryPage(self.stream, 0, self._limit, self._max_body, reverse=True)
+            page.fill(db, head)
+            self.entries = page.entries
+            return
+        after = head.snapshot - 1
+        while after < head.position:
+            size = head.position - after
+            page = EntryPage(self.stream, after, size, self._max_body, reverse=False)
+            self.next_position = after + 1
+            page.fill(db, head)
+            self.entries += page.entries
+            after = self.entries[-1].last
+        self.entries.reverse()

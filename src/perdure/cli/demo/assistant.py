@@ -78,7 +78,7 @@ def _run_turn(session: perdure.Session, scene: ScriptedTurn, first: int, done: i
         for step, part in enumerate(scene.parts, start=first):
             if step > done:
                 _write_part(session, turn, step, part, is_last=step == last)
-    _report_stored(session.position, "turn.completed", f"turn {scene.turn!r} completed")
+    _report_newest(session, "turn.completed", f"turn {scene.turn!r} completed")
 
 
 def _write_part(
@@ -94,14 +94,14 @@ def _write_part(
     _report_stored(position, "message", f"assistant: {part}", again=position <= previous)
     time.sleep(SECONDS_PER_PART / 2)
     session.set("plan", {"step": step})
-    _report_stored(session.position, "value", f'plan: {{"step": {step}}}')
+    _report_newest(session, "value", f'plan: {{"step": {step}}}')
 
 
 def _report_turn_start(
     session: perdure.Session, scene: ScriptedTurn, position: int, first: int
 ) -> None:
     if first <= position:
-        _report_stored(session.position, "turn.continued", f"turn {scene.turn!r} continued")
+        _report_newest(session, "turn.continued", f"turn {scene.turn!r} continued")
         return
     _report_stored(first, "turn.begun", f"turn {scene.turn!r} begun")
     _report_stored(first + 1, "message", f"user: {scene.prompt}")
@@ -131,6 +131,12 @@ def describe_record(record: perdure.Record) -> str:
         case TurnChange(turn=turn):
             return f"turn {turn!r} {record.kind.removeprefix('turn.')}"
     return record.kind
+
+
+def _report_newest(session: perdure.Session, kind: str, text: str) -> None:
+    """Report the newest record of a kind; a snapshot may follow it."""
+    (record,) = session.records(kinds=[kind], reverse=True, limit=1)
+    _report_stored(record.position, kind, text)
 
 
 def _report_stored(position: int, kind: str, text: str, *, again: bool = False) -> None:

@@ -29,8 +29,8 @@ from perdure.formats.intake import IncomingMessage
 from perdure.journal import chain, reader
 from perdure.journal.chain import VerifiedRecord
 from perdure.journal.codec import PAYLOAD_MAX
+from perdure.journal.forward_reader import ForwardReader
 from perdure.journal.large import join_records
-from perdure.journal.reader import ForwardReader
 from perdure.journal.records import (
     ApprovalDecided,
     ApprovalRequested,

@@ -18,9 +18,9 @@ from perdure.core.streaming import INTERRUPTED_ORIGIN
 from perdure.formats.tool_calls import answers
 from perdure.journal import chain
 from perdure.journal.chain import ChainTip, VerifiedRecord
+from perdure.journal.forward_reader import ForwardReader
 from perdure.journal.large import join_records
 from perdure.journal.parts import Part
-from perdure.journal.reader import ForwardReader
 from perdure.journal.records import (
     ApprovalRequested,
     Content,

@@ -26,6 +26,7 @@ from perdure.testing.contract.recent import RecentContract
 from perdure.testing.contract.remove import RemoveContract
 from perdure.testing.contract.samples import OpenBackend
 from perdure.testing.contract.sharing import SharingContract
+from perdure.testing.contract.tail import TailContract
 from perdure.testing.contract.watch import WatchContract
 
 
@@ -39,6 +40,7 @@ class BackendContract(
     AtomicContract,
     CheckContract,
     RemoveContract,
+    TailContract,
     WatchContract,
 ):
     """Passes for a store that satisfies every sentence of `perdure.backends.protocol.Backend`.

@@ -280,7 +280,7 @@ def test_what_others_say_in_a_branch_stays_when_its_maker_is_dead() -> None:
 def test_a_handle_from_before_a_branch_took_its_name_writes_only_into_a_complete_one() -> None:
     stage = Stage(one_parent, [branches, deletes, clings_to_child])
     ends = set()
-    for order, (branch, deletion, user) in drawn(stage, seed=5, count=2_500):
+    for order, (branch, deletion, user) in drawn(stage, seed=6, count=2_500):
         ends.add((branch.acknowledged, type(user.error)))
         if stage.ends_anew([branch, deletion, user]):
             check_said(order, stage.world.store, [branch, deletion, user])

@@ -33,6 +33,7 @@ from perdure.journal.chain import PendingRecord
 from perdure.journal.compaction import Compacted, DroppedIds
 from perdure.journal.erasures import NOTHING_ERASED, Erasures
 from perdure.journal.ids import GENERATED_PREFIX
+from perdure.journal.parts import Part
 from perdure.journal.reader import ParentStream
 from perdure.journal.records import (
     ApprovalDecided,
@@ -62,6 +63,7 @@ from perdure.journal.records import (
     Value,
     ViewStored,
 )
+from perdure.journal.requests import PAGE_BODY_MAX
 
 STATE_VERSION = 17
 
@@ -219,7 +221,9 @@ class SessionState(msgspec.Struct, eq=False):
         """Apply the next record."""
         kind = content.kind
         self.since_snapshot += 1
-        self.size_since_snapshot += len(payload) + RECORD_EXTRA
+        self.size_since_snapshot += RECORD_EXTRA
+        if kind != Part.kind or len(payload) <= PAGE_BODY_MAX:  # Opening leaves out longer parts.
+            self.size_since_snapshot += len(payload)
         self.deleted = False
         if (
             record_id[:1] != GENERATED_PREFIX

@@ -44,9 +44,9 @@ from perdure.core.batching import (
     isolates_stream,
     require_retriable,
 )
-from perdure.core.pending_write import write_steps
 from perdure.core.plans import Plan
 from perdure.core.replica import Replica
+from perdure.core.writes import write_steps
 from perdure.errors import UnavailableError, UsageError
 from perdure.journal.requests import Commit, Request, Steps
 

@@ -22,12 +22,11 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 from perdure.backends.protocol import UNFINISHED, Append, Entry, Outcome
-from perdure.core import leases, pending_write, rollback
+from perdure.core import leases, rollback, writes
 from perdure.core.bodies import BodyCache, UnreadBodies
 from perdure.core.conflicts import UNREADABLE, UnseenRecords
 from perdure.core.index import IndexCache
 from perdure.core.leases import HeldLease
-from perdure.core.pending_write import PendingWrite
 from perdure.core.plans import (
     ACCEPT_ROLLBACK,
     CATCH_UP_KINDS,
@@ -45,6 +44,7 @@ from perdure.core.settings import Settings
 from perdure.core.state.session_state import SessionState
 from perdure.core.state.values import CachedValue, ValueCache
 from perdure.core.state_loader import StateLoader, history_of, newest_payload
+from perdure.core.writes import PendingWrite
 from perdure.errors import (
     ChainError,
     ConflictError,
@@ -352,9 +352,7 @@ class Replica:
                 return (yield from self._write_parts(plans))
             if batch.pending and self.settings.cipher.is_placed:
                 stream_id = yield from self._require_key()
-            if not batch.pending or (
-                yield from self._send(pending_write.link(self, batch, stream_id))
-            ):
+            if not batch.pending or (yield from self._send(writes.link(self, batch, stream_id))):
                 conflicts = [item for item in answers.values() if isinstance(item, ConflictError)]
                 # A caller that takes a lease is expected to re-read the session, as after a
                 # conflict.
@@ -529,7 +527,7 @@ class Replica:
         if not batch.pending:
             return answers[0], None
         stream_id = yield from self._require_key()
-        return answers[0], pending_write.link(self, batch, stream_id).append
+        return answers[0], writes.link(self, batch, stream_id).append
 
     def _require_key(self) -> Steps[str]:
         """Return the id of the stream, or a new one; its key is durable, if it is sealed."""

@@ -137,7 +137,7 @@ _STANDARD = str.maketrans("-_", "+/")
 def decode_base64(text: str) -> Decoded | None:
     """Return what a long text encodes, if encoding that again gives exactly this text; else None.
 
-    Most texts are told apart by their first characters.
+    The first characters of most texts are enough to decide.
     """
     head = _DATA_URL.match(text) if text.startswith("data:") else None
     start = head.end() if head else 0

@@ -35,9 +35,9 @@ from perdure.core.batching import (
     isolates_stream,
     require_retriable,
 )
-from perdure.core.pending_write import write_steps
 from perdure.core.plans import Plan
 from perdure.core.replica import Replica
+from perdure.core.writes import write_steps
 from perdure.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:

@@ -109,7 +109,7 @@ def plan_intent(
 def _is_recorded_once(call: CallRequest) -> bool:
     """Whether a call is recorded once, after it was made: intent and outcome in one append.
 
-    It saves the append before the call, which nobody needs: a call that changes nothing may run
+    It saves the append before the call, which is not needed: a call that changes nothing may run
     again. If its arguments are large, they are stored before it all the same, so that what cannot
     be stored does not run, and the result has an append of its own. A call with a caller's own key
     has an intent, by which a second one sees that it is under way; a model call has one, because it

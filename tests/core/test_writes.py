@@ -8,8 +8,8 @@ import pytest
 import perdure
 from perdure.backends.protocol import STORED
 from perdure.core.messages import append_messages
-from perdure.core.pending_write import PlanSteps, prepare_usual
 from perdure.core.plans import REFRESH, Plan, RecordBatch
+from perdure.core.writes import PlanSteps, prepare_usual
 from perdure.errors import ConflictError, UnavailableError, UsageError
 from perdure.journal.records import Note
 from perdure.journal.requests import Commit, Steps

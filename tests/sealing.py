@@ -1,7 +1,7 @@
 """What tests of encrypted stores share: keys, and what an attacker without a key can do."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from perdure.backends.digests import digest_of
@@ -93,6 +93,13 @@ class Torn(Proxy):
         for entry in self.backend.read(stream, **options):
             if entry.last != last:
                 yield entry
+
+    def tail(self, stream: str, **options: Any) -> tuple[Head | None, Sequence[Entry]]:
+        backend: Any = self.backend
+        head, entries = backend.tail(stream, **options)
+        if head is None or key_store.is_own(stream):
+            return head, entries
+        return head, [entry for entry in entries if entry.last != head.position]
 
 
 class DeathError(BaseException):

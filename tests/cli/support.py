@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import apsw
 from click.testing import CliRunner, Result
 
 import perdure
+from perdure.backends.digests import digest_of
 from perdure.cli.__main__ import main
 
 EVIL = "\x1b[2J\x1b]0;owned\x07 \u202egnp.exe \x9b31m \u2066x\u2069 \u200b \U000e0041 \x7f\x00"
@@ -117,6 +119,19 @@ def damage(path: Path, sql: str, session: str = "claim-4711") -> None:
     place = db.execute("select id from head where name = ?", (session,)).get
     db.execute(sql, {"place": place} if ":place" in sql else None)
     db.close()
+
+
+def write_as_newer(path: Path, session: str) -> None:
+    """Change the only entry of a session to a newer version, and its head to that entry."""
+    damage(
+        path,
+        "update entry set header = replace(header, '[1,', '[2,') where stream = :place",
+        session,
+    )
+    with closing(apsw.Connection(str(path))) as db:
+        place = db.execute("select id from head where name = ?", (session,)).get
+        header = db.execute("select header from entry where stream = ?", (place,)).get
+        db.execute("update head set digest = ? where id = ?", (digest_of(header.encode()), place))
 
 
 def flip(path: Path, text: bytes) -> None:

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 import perdure
 from perdure.cli.__main__ import main
 from perdure.sync.store import Store
-from tests.cli.support import damage, fill, invoke, objects, said
+from tests.cli.support import damage, fill, invoke, objects, said, write_as_newer
 
 
 @pytest.fixture
@@ -180,8 +180,7 @@ def test_a_damaged_head_does_not_hide_the_others(path: Path, options: list[str])
 
 
 def test_what_a_newer_perdure_wrote_does_not_hide_the_others(path: Path) -> None:
-    sql = "update entry set header = replace(header, '[1,', '[2,') where stream = :place"
-    damage(path, sql, "empty-handed")
+    write_as_newer(path, "empty-handed")
     done = invoke(path, "ls", "--json")
     assert done.exit_code == 3
     assert [one["state"] for one in objects(done)] == ["live", "newer", "live"]

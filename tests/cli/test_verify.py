@@ -17,14 +17,22 @@ import pytest
 from click.testing import Result
 
 import perdure
-from perdure.backends.digests import digest_of
 from perdure.backends.memory import MemoryBackend
 from perdure.backends.postgres.address import parse_address, quote_identifier
 from perdure.backends.sqlite.backend import SqliteBackend
 from perdure.cli.terminal import ProgressBar
 from perdure.errors import NotFoundError
 from perdure.safe_text import safe
-from tests.cli.support import ESCAPES, damage, fill, flip, invoke, objects, said
+from tests.cli.support import (
+    ESCAPES,
+    damage,
+    fill,
+    flip,
+    invoke,
+    objects,
+    said,
+    write_as_newer,
+)
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")
 
@@ -231,13 +239,7 @@ def test_a_damaged_head_does_not_hide_the_others(path: Path) -> None:
 
 
 def test_what_a_newer_perdure_wrote_is_no_damage(path: Path) -> None:
-    sql = "update entry set header = replace(header, '[1,', '[2,') where stream = :place"
-    damage(path, sql, "empty-handed")
-    with closing(apsw.Connection(str(path))) as db:  # A newer one wrote the head as well.
-        where = "where stream = (select id from head where name = 'empty-handed')"
-        header = db.execute(f"select header from entry {where}").get  # noqa: S608
-        update = "update head set digest = ? where name = 'empty-handed'"
-        db.execute(update, (digest_of(header.encode()),))
+    write_as_newer(path, "empty-handed")
     done = invoke(path, "verify", "empty-handed")
     assert done.exit_code == 3
     assert done.stdout.startswith("NEWER    empty-handed  'empty-handed' entry 1 has version 2")

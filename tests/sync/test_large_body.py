@@ -50,9 +50,10 @@ def test_what_a_store_yields_without_opening_can_be_read() -> None:
         session = store.session("s")
         session.note(session.upload(chunks()))
         found = list(store.records("s"))
-        note = found[-1].content
+        note = next(one.content for one in found if one.kind == "note")
         assert note.data.read() == DATA  # type: ignore[attr-defined]
-        parts = [one.content.data.read() for one in found[:-1]]  # type: ignore[attr-defined]
+        stored = [one.content for one in found if one.kind == "part"]
+        parts = [one.data.read() for one in stored]  # type: ignore[attr-defined]
         assert b"".join(parts) == DATA
 
 

@@ -14,8 +14,11 @@ pytestmark = pytest.mark.durability
 def test_processes_that_share_a_session_write_one_history(tmp_path: Path) -> None:
     server = Server(tmp_path)
     try:
-        trial = history(2, server, appends=800, kills=True)
+        for seed in range(2, 22):  # On a fast machine a history may end before the first kill.
+            trial = history(seed, server, appends=800, kills=True)
+            assert not trial.failure, f"{trial.what}: {trial.failure}"
+            if " 0 kills" not in trial.what:
+                return
     finally:
         server.stop()
-    assert " 0 kills" not in trial.what
-    assert not trial.failure, f"{trial.what}: {trial.failure}"
+    pytest.fail("no server was killed in the middle of a history")
